@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make test`: every suite, one after the other, and a last look that nothing was left behind.
+
+    python tools/run_tests.py [--all] [--only NAME ...]
+
+All suites run even when one fails. The last line is the sum: `N passed, N failed, N skipped`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+# A suite that takes longer hangs: it is ended, and the others still run.
+SUITE_SECONDS = 900.0
+LONG_SECONDS = 3600.0
+REPORTS = ROOT / "reports"
+
+# In this order: what fails fast and explains most comes first.
+PYTEST = [
+    "tests/repository",
+    "server/tests",
+    "sdks/python/tests",
+    "tests/conformance",
+    "tests/e2e",
+    "tests/compat",
+    "tests/examples",
+    "tests/security",
+    "tests/faults",
+]
+# Longer ones, for `make test-all`: programs that exit 0 when all is well.
+LONG = ["tests/cgroupv2/run"]
+
+
+@dataclass
+class Result:
+    """What one suite came to."""
+
+    name: str
+    passed: int = 0
+    failed: int = 0
+    skipped: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    problem: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.failed and not self.problem
+
+
+@contextlib.contextmanager
+def _started(
+    command: list[str], folder: Path = ROOT, seconds: float = SUITE_SECONDS, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A program in a session of its own, ended with all its children when it takes too long or we are interrupted."""
+    process = subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.DEVNULL, text=True, start_new_session=True, **options
+    )
+
+    def end() -> None:
+        print(f"\n{command[0]} took longer than {seconds:.0f} s and is ended", flush=True)
+        os.killpg(process.pid, signal.SIGKILL)
+
+    alarm = threading.Timer(seconds, end)
+    alarm.start()
+    try:
+        yield process
+        process.wait()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    finally:
+        alarm.cancel()
+
+
+def _run(command: list[str], seconds: float = SUITE_SECONDS) -> int:
+    with _started(command, seconds=seconds) as process:
+        return process.wait()
+
+
+def _pytest(folder: str) -> Result:
+    report = REPORTS / f"{folder.replace('/', '-')}.xml"
+    report.unlink(missing_ok=True)
+    code = _run([sys.executable, "-m", "pytest", folder, "-q", "--durations=5", "--junit-xml", str(report)])
+    result = Result(folder)
+    if report.exists():
+        for case in ElementTree.parse(report).iter("testcase"):
+            outcomes = {child.tag: child for child in case}
+            if "skipped" in outcomes:
+                result.skipped.append(f"{case.get('name')}: {outcomes['skipped'].get('message', 'no reason given')}")
+            elif "failure" in outcomes or "error" in outcomes:
+                result.failed += 1
+            else:
+                result.passed += 1
+    if code and not result.failed:
+        result.problem = f"pytest ended with {code}"
+    elif not result.passed and not result.failed:
+        result.problem = "no test ran"
+    return result
+
+
+def _go_event(line: str, said: dict[tuple[str, str], list[str]], result: Result) -> None:
+    """One line of `go test -json`."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        print(line, end="", flush=True)
+        return
+    package, test, action = (
+        event.get("Package", event.get("ImportPath", "")),
+        event.get("Test", ""),
+        event["Action"],
+    )
+    if action in ("output", "build-output"):
+        said.setdefault((package, test), []).append(event["Output"])
+    elif action == "build-fail":
+        print("".join(said.pop((package, ""), [])), end="", flush=True)
+    elif action in ("pass", "fail", "skip"):
+        text = "".join(said.pop((package, test), []))
+        if test:
+            result.passed += action == "pass"
+            result.failed += action == "fail"
+            if action == "skip":
+                result.skipped.append(f"{test}: {' '.join(text.split())[-160:]}")
+            if action == "fail":
+                print(text, end="", flush=True)
+        elif action == "fail" or "[no test files]" not in text:
+            shown = text if action == "fail" else text.splitlines(keepends=True)[-1] if text else ""
+            print(shown, end="", flush=True)
+
+
+def _go(folder: str) -> Result:
+    """`go test -json`, shown as go test shows it: a line for each package, the output of what failed."""
+    result = Result(f"{folder} (go)")
+    # One package at a time: several of them take whole cgroups, uid blocks and namespaces of this machine.
+    command = ["go", "test", "-json", "-p", "1", "-count", "1", "-timeout", "5m", "./..."]
+    said: dict[tuple[str, str], list[str]] = {}
+    with _started(command, ROOT / folder, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            _go_event(line, said, result)
+    if process.wait() and not result.failed:
+        result.problem = f"go test ended with {process.returncode}"
+    return result
+
+
+def _program(path: str) -> Result:
+    result = Result(path)
+    if _run([str(ROOT / path)], LONG_SECONDS) == 0:
+        result.passed = 1
+    else:
+        result.failed = 1
+    return result
+
+
+def _check() -> Result:
+    result = Result("make check")
+    result.problem = "a check failed" if _run([sys.executable, "tools/run_checks.py"]) else ""
+    return result
+
+
+def leftovers() -> set[str]:
+    """Processes, mounts, cgroups and run directories of ours that exist on this machine right now."""
+    found: set[str] = set()
+    binaries = str(ROOT / "server" / "src" / "opensandbox_server" / "_bin") + "/"
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            program = os.readlink(process / "exe")
+            words = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        ours = program.startswith(binaries) or any(word.endswith(b"/opensandbox-server") for word in words[:2])
+        if ours and process.name != str(os.getpid()):
+            found.add(f"process {process.name}: {b' '.join(words).decode(errors='replace')[:120]}")
+    with open("/proc/self/mountinfo") as mounts:
+        found |= {f"mount {line.split()[4]}" for line in mounts if "opensandbox" in line.split()[4]}
+    for top in {Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*")}:
+        if top.is_dir() and not top.is_symlink():
+            found |= {f"cgroup {group}" for group in top.glob("opensandbox-*")}
+    runs = Path("/run/opensandbox")
+    if runs.is_dir():
+        found |= {f"run directory {run}" for run in runs.iterdir() if run.is_dir()}
+    return found
+
+
+def _wait_for_quiet(before: set[str]) -> set[str]:
+    """What the suites left. A daemon that has nothing to hold leaves by itself after ten seconds."""
+    deadline = time.monotonic() + 30
+    while (left := leftovers() - before) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return left
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="run the suites")
+    parser.add_argument("--all", action="store_true", help="also what takes longer")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only suites whose name contains this")
+    arguments = parser.parse_args()
+    REPORTS.mkdir(exist_ok=True)
+
+    suites: list[tuple[str, Callable[[], Result]]] = [("make check", _check), ("node (go)", partial(_go, "node"))]
+    suites += [(folder, partial(_pytest, folder)) for folder in PYTEST]
+    if arguments.all:
+        suites += [(path, partial(_program, path)) for path in LONG]
+    if arguments.only:
+        suites = [suite for suite in suites if any(word in suite[0] for word in arguments.only)]
+
+    who = "root" if os.geteuid() == 0 else f"uid {os.geteuid()}"
+    print(
+        f"testing as {who} on {platform.system()} {platform.release()} with Python {platform.python_version()}",
+        flush=True,
+    )
+    before = leftovers()
+    results: list[Result] = []
+    for name, run in suites:
+        print(f"\n=== {name}", flush=True)
+        start = time.monotonic()
+        result = run()
+        result.seconds = time.monotonic() - start
+        results.append(result)
+
+    left = _wait_for_quiet(before)
+    print("\n=== summary")
+    for result in results:
+        mark = "ok  " if result.good else "FAIL"
+        counts = f"{result.passed:5} passed {result.failed:4} failed {len(result.skipped):4} skipped"
+        print(f"  {mark}  {result.name:<22} {counts} {result.seconds:7.1f} s  {result.problem}")
+        for reason in result.skipped:
+            print(f"          skipped {reason}")
+    for thing in sorted(left):
+        print(f"  LEFT BEHIND  {thing}")
+    passed = sum(result.passed for result in results)
+    failed = sum(result.failed for result in results)
+    skipped = sum(len(result.skipped) for result in results)
+    # A suite that could not even start, and things left behind, count as failures too.
+    failed += sum(1 for result in results if result.problem) + bool(left)
+    print(f"\n{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
