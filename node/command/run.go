@@ -1,0 +1,526 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package command runs programs in the sandbox: their output, their ends, their records.
+package command
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"opensandbox.io/node/cgroup"
+	"opensandbox.io/node/reply"
+	"opensandbox.io/node/safefile"
+	"opensandbox.io/node/spawn"
+	"opensandbox.io/node/wire"
+)
+
+// grace is how long an interrupted command has to leave by itself.
+const grace = 3 * time.Second
+
+// Meter is what the sandbox's cgroup counts.
+type Meter interface {
+	Read() (cgroup.Usage, error)
+}
+
+// Config is what a Runner needs.
+type Config struct {
+	Spawner *spawn.Spawner
+	Spool   *os.File // a directory the sandbox cannot reach
+	Env     []string // default environment
+	Cwd     string   // default directory
+	Meter   Meter    // nil: no word on memory kills
+	Log     *slog.Logger
+}
+
+// Runner runs commands and remembers them.
+type Runner struct {
+	Config
+	spool   *Spool
+	journal *journal
+
+	mu       sync.Mutex
+	commands map[string]*Command
+	order    []*Command // by start
+	text     int        // bytes of command lines held
+	closed   bool
+	running  sync.WaitGroup // goroutines that watch processes and pipes
+}
+
+// Command is one run, from before its start until its record is dropped.
+type Command struct {
+	log     *Log
+	proc    *spawn.Process // nil when it did not start
+	pipes   []*pipe
+	why     atomic.Int32 // cause
+	oomFrom int64        // memory kills before it began
+	done    chan struct{}
+
+	mu  sync.Mutex
+	rec Record
+}
+
+// NewRunner opens the spool. Records of an earlier run of the daemon are kept; commands without an end in them are
+// lost.
+func NewRunner(c Config) (*Runner, error) {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	r := &Runner{Config: c, spool: newSpool(c.Spool), commands: map[string]*Command{}}
+	j, err := openJournal(r.spool)
+	if err != nil {
+		return nil, fmt.Errorf("command: spool: %w", err)
+	}
+	r.journal = j
+	r.recall()
+	return r, nil
+}
+
+// recall takes over the records that are in the spool; files without one go.
+func (r *Runner) recall() {
+	defer r.spool.sweep(func(id string) bool { return r.commands[id] != nil })
+	for _, rec := range r.journal.load() {
+		if rec.End == nil {
+			found := now()
+			rec.FinishedAt = &found
+			rec.End = &wire.CommandEnd{Reason: wire.CommandEndReasonLost, Message: "The sandbox's daemon was started anew while it ran."}
+			r.journal.write(&rec)
+		}
+		c := &Command{log: r.spool.newLog(rec.ID), done: make(chan struct{}), rec: rec}
+		c.log.recall()
+		close(c.done)
+		r.commands[rec.ID] = c
+		r.order = append(r.order, c)
+		r.text += len(rec.Content)
+	}
+}
+
+// Done is closed when the command has ended and its record is complete.
+func (c *Command) Done() <-chan struct{} { return c.done }
+
+// Pid is the process id; 0 when it did not start.
+func (c *Command) Pid() int {
+	if c.proc == nil {
+		return 0
+	}
+	return c.proc.Pid
+}
+
+// Record gives what is known now.
+func (c *Command) Record() Record {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rec
+}
+
+// Find gives the command with that id.
+func (r *Runner) Find(id string) (*Command, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.commands[id]
+	if c == nil || c.expired(time.Now()) {
+		return nil, reply.Errorf(wire.CodeCommandNotFound, "There is no command %q.", id)
+	}
+	return c, nil
+}
+
+func (c *Command) expired(now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rec.FinishedAt != nil && now.Sub(*c.rec.FinishedAt) > keepFor
+}
+
+// launch is a request that has been checked: what to start, and how it is remembered.
+type launch struct {
+	id      string
+	content string
+	argv    []string
+	path    string // argv[0], found; empty: notFound says why not
+	spec    spawn.Spec
+	merge   bool // both streams through one pipe, so that their order is exact
+	timeout time.Duration
+	record  Record
+}
+
+// Run starts what a request asks for. The error is the caller's fault; a program that does not start is a command
+// with an end.
+func (r *Runner) Run(req *wire.RunCommandRequest, requestID string) (*Command, error) {
+	l, err := r.prepare(req)
+	if err != nil {
+		return nil, err
+	}
+	defer l.spec.Dir.Close()
+	l.id = newID()
+	l.record.RequestID = requestID
+	l.spec.OOMScoreAdj = 500
+	return r.start(l)
+}
+
+// RunEntrypoint starts the sandbox's main process.
+func (r *Runner) RunEntrypoint(argv []string) (*Command, error) {
+	dir, err := safefile.OpenDir(r.Cwd)
+	if err != nil {
+		return nil, fmt.Errorf("working directory %s: %w", r.Cwd, err)
+	}
+	defer dir.Close()
+	env := r.environment(nil)
+	l := &launch{id: EntrypointID, argv: argv, merge: true, spec: spawn.Spec{Env: env.list, Dir: dir}}
+	l.content = quote(argv)
+	l.path = find(argv[0], env)
+	l.record.Background = true
+	return r.start(l)
+}
+
+func (r *Runner) start(l *launch) (*Command, error) {
+	c := &Command{done: make(chan struct{}), rec: l.record}
+	c.rec.ID, c.rec.Content, c.rec.StartedAt = l.id, shorten(l.content), now()
+	if r.Meter != nil {
+		if u, err := r.Meter.Read(); err == nil {
+			c.oomFrom = u.OOMKills
+		}
+	}
+	if err := r.admit(c); err != nil {
+		return nil, err
+	}
+	if err := r.spawn(c, l); err != nil {
+		r.end(c, startFailed(l.argv[0], err))
+		r.running.Done()
+		return c, nil
+	}
+	var timer *time.Timer
+	if l.timeout > 0 {
+		timer = time.AfterFunc(l.timeout, func() { r.kill(c, byTimeout) })
+	}
+	// Before anyone can write its end: the last line of an id is the one that counts. The program runs meanwhile.
+	full := r.journal.write(&c.rec)
+	go r.watch(c, timer)
+	if full {
+		r.compact()
+	}
+	return c, nil
+}
+
+// admit makes the command known and counts its goroutine, unless the sandbox is ending.
+func (r *Runner) admit(c *Command) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return reply.Errorf(wire.CodeRuntimeError, "The sandbox is ending.")
+	}
+	r.prune()
+	r.running.Add(1)
+	c.log = r.spool.newLog(c.rec.ID)
+	r.commands[c.rec.ID] = c
+	r.order = append(r.order, c)
+	r.text += len(c.rec.Content)
+	return nil
+}
+
+// prune drops records that are too old or too many, oldest first, never one that runs.
+func (r *Runner) prune() {
+	now, kept := time.Now(), r.order[:0]
+	excess := len(r.order) + 1 - keepRecords
+	for i, c := range r.order {
+		over := excess > 0 || r.text > keepText
+		if !over && !c.expired(now) {
+			if c.ended() {
+				kept = append(kept, r.order[i:]...)
+				break // the rest is younger
+			}
+			kept = append(kept, c)
+			continue
+		}
+		if !c.ended() {
+			kept = append(kept, c)
+			continue
+		}
+		excess--
+		r.text -= len(c.rec.Content)
+		delete(r.commands, c.rec.ID)
+		r.spool.forget(c.log)
+	}
+	clear(r.order[len(kept):])
+	r.order = kept
+}
+
+func (c *Command) ended() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// compact rewrites the journal with the records that are still held.
+func (r *Runner) compact() {
+	err := r.journal.rewrite(func() []Record {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		records := make([]Record, 0, len(r.order))
+		for _, c := range r.order {
+			records = append(records, c.Record())
+		}
+		return records
+	})
+	if err != nil {
+		r.Log.Error("rewriting the journal", "error", err)
+	}
+}
+
+// spawn makes the pipes and starts the process.
+func (r *Runner) spawn(c *Command, l *launch) error {
+	if l.path == "" {
+		return os.ErrNotExist
+	}
+	count := 2
+	if l.merge {
+		count = 1
+	}
+	var ends [2]*os.File
+	for i := range count {
+		p, w, err := newPipe(Stream(i))
+		if err != nil {
+			for _, p := range c.pipes {
+				_ = p.file.Close()
+			}
+			return err
+		}
+		defer w.Close()
+		c.pipes, ends[i] = append(c.pipes, p), w
+	}
+	if l.merge {
+		ends[1] = ends[0]
+	}
+	spec := l.spec
+	spec.Path, spec.Args, spec.Stdout, spec.Stderr = l.path, l.argv, ends[0], ends[1]
+	proc, err := r.Spawner.Start(spec)
+	if err == unix.EAGAIN && r.reclaim() {
+		// The killed count until they are reaped, and nobody tells when that is.
+		for try := 0; err == unix.EAGAIN && try < 100; try++ {
+			time.Sleep(10 * time.Millisecond)
+			proc, err = r.Spawner.Start(spec)
+		}
+	}
+	if err != nil {
+		for _, p := range c.pipes {
+			_ = p.file.Close()
+		}
+		return err
+	}
+	c.proc = proc
+	c.log.opened(len(c.pipes))
+	r.running.Add(len(c.pipes))
+	for _, p := range c.pipes {
+		go func() {
+			defer r.running.Done()
+			p.copy(c.log)
+		}()
+	}
+	return nil
+}
+
+// reclaim makes room when the sandbox is at its limit of processes and most of them are what one finished command
+// has left behind: a fork bomb, which nobody could end any more because its command has ended. It says whether it
+// found one.
+func (r *Runner) reclaim() bool {
+	sessions, total := spawn.Sessions(), 0
+	for _, n := range sessions {
+		total += n
+	}
+	if r.Meter != nil { // without a pid namespace of our own, /proc also shows others
+		if u, err := r.Meter.Read(); err == nil && u.Pids > 0 {
+			total = int(u.Pids)
+		}
+	}
+	r.mu.Lock()
+	var bomb *Command
+	running := map[int]bool{}
+	for _, c := range r.order {
+		if c.proc == nil {
+			continue
+		}
+		if !c.ended() {
+			running[c.proc.Pid] = true
+		} else if bomb == nil || sessions[c.proc.Pid] >= sessions[bomb.proc.Pid] {
+			bomb = c
+		}
+	}
+	r.mu.Unlock()
+	// A pid that came round again belongs to the younger command.
+	if bomb == nil || running[bomb.proc.Pid] || sessions[bomb.proc.Pid] <= total/2 {
+		return false
+	}
+	r.Log.Warn("killing what a finished command left: it fills the sandbox", "command", bomb.rec.ID, "processes", sessions[bomb.proc.Pid])
+	tree := spawn.NewTree(bomb.proc.Pid)
+	defer tree.Close()
+	tree.Kill()
+	bomb.mu.Lock()
+	if bomb.rec.End != nil {
+		end := *bomb.rec.End
+		end.Message = strings.TrimSpace(end.Message + " What it left behind filled the sandbox with processes and was killed.")
+		bomb.rec.End = &end
+	}
+	rec := bomb.rec
+	bomb.mu.Unlock()
+	r.journal.write(&rec)
+	return true
+}
+
+// watch waits for the end and records it.
+func (r *Runner) watch(c *Command, timer *time.Timer) {
+	defer r.running.Done()
+	<-c.proc.Done()
+	if timer != nil {
+		timer.Stop()
+	}
+	// All it wrote is in the pipes now. What is left of it may hold them open for ever and is not waited for.
+	for _, p := range c.pipes {
+		p.drain()
+	}
+	for _, p := range c.pipes {
+		<-p.drained
+	}
+	status, known := c.proc.Status()
+	var kills int64
+	if r.Meter != nil && (status.Signaled() || status.ExitStatus() == 128+int(syscall.SIGKILL)) {
+		if u, err := r.Meter.Read(); err == nil {
+			kills = u.OOMKills - c.oomFrom
+		}
+	}
+	r.end(c, classify(status, known, cause(c.why.Load()), kills))
+}
+
+// end completes the record and lets everyone who waits know.
+func (r *Runner) end(c *Command, end *wire.CommandEnd) {
+	finished := now()
+	output, lost, failed := c.log.extent()
+	if lost > 0 || failed != nil {
+		yes := true
+		end.OutputTruncated = &yes
+		if failed != nil {
+			end.Message = strings.TrimSpace(end.Message + " Output was lost: " + failed.Error())
+			r.Log.Error("storing output", "command", c.rec.ID, "error", failed)
+		}
+	}
+	c.mu.Lock()
+	c.rec.FinishedAt, c.rec.End, c.rec.Output, c.rec.Lost = &finished, end, output, lost
+	rec := c.rec
+	c.mu.Unlock()
+	close(c.done)
+	// The record is complete before a reader can see that nothing more will come.
+	c.log.finish(output)
+	if r.journal.write(&rec) {
+		r.compact()
+	}
+}
+
+// Interrupt ends a command: SIGTERM to all that came out of it, and SIGKILL to those still there after three
+// seconds. It returns when the command has ended.
+func (r *Runner) Interrupt(ctx context.Context, id string) error {
+	c, err := r.Find(id)
+	if err != nil {
+		return err
+	}
+	if id == EntrypointID {
+		return reply.Errorf(wire.CodeRuntimeError, "The entry point is the sandbox's main process.").WithHint("Delete the sandbox to end it.")
+	}
+	if c.ended() || c.proc == nil {
+		return reply.Errorf(wire.CodeRuntimeError, "Command %s has already ended.", id).WithHint("Ask for its status to see how.")
+	}
+	c.why.CompareAndSwap(int32(nobody), int32(byInterrupt))
+	tree := spawn.NewTree(c.proc.Pid)
+	defer tree.Close()
+	tree.Terminate()
+	// Whoever was forked while the others were being asked was not asked.
+	if !tree.WaitGone(time.Now().Add(grace)) || tree.Scan() > 0 {
+		tree.Kill()
+	}
+	select {
+	case <-c.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Terminate ends the entry point, giving it time to leave by itself, and waits for its end.
+func (r *Runner) Terminate(c *Command) {
+	c.why.CompareAndSwap(int32(nobody), int32(byShutdown))
+	tree := spawn.NewTree(c.proc.Pid)
+	defer tree.Close()
+	tree.Scan()
+	_ = c.proc.SignalGroup(unix.SIGTERM)
+	select {
+	case <-c.done:
+		return
+	case <-time.After(grace):
+	}
+	tree.Kill()
+	<-c.done
+}
+
+// kill ends a command at once, with all that came out of it.
+func (r *Runner) kill(c *Command, why cause) {
+	if c.proc == nil || c.ended() {
+		return
+	}
+	c.why.CompareAndSwap(int32(nobody), int32(why))
+	tree := spawn.NewTree(c.proc.Pid)
+	defer tree.Close()
+	tree.Kill()
+	// Also where /proc could not be read.
+	_ = c.proc.SignalGroup(unix.SIGKILL)
+}
+
+// Close refuses new commands, ends the running ones and waits for them, but not longer than ctx allows.
+func (r *Runner) Close(ctx context.Context) error {
+	r.mu.Lock()
+	r.closed = true
+	all := append([]*Command(nil), r.order...)
+	r.mu.Unlock()
+	for _, c := range all {
+		r.kill(c, byShutdown)
+	}
+	for _, c := range all {
+		select {
+		case <-c.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		// Somebody who left the command's tree may still hold a pipe.
+		for _, p := range c.pipes {
+			_ = p.file.Close()
+		}
+	}
+	r.running.Wait()
+	r.journal.close()
+	return nil
+}
+
+// now is the time in the precision that every client can parse.
+func now() time.Time { return time.Now().UTC().Truncate(time.Microsecond) }
+
+// shorten bounds what is kept of a command line.
+func shorten(content string) string {
+	if len(content) <= keepContent {
+		return content
+	}
+	return strings.ToValidUTF8(content[:keepContent], "") + "…"
+}
+
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}

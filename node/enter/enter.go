@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package enter is the inside half of making a sandbox: the first process of its namespaces builds the root
+// filesystem out of the open files it is given, gives up its rights, and becomes execd without another exec.
+//
+// It runs in two stages. In the first it only waits: nothing of a request is known, so such a process can be kept
+// ready. The second turns it into one sandbox.
+package enter
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"os"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"opensandbox.io/node/cgroup"
+	"opensandbox.io/node/control"
+	"opensandbox.io/node/execd"
+	"opensandbox.io/node/seccomp"
+	"opensandbox.io/node/spawn"
+	"opensandbox.io/node/wire"
+)
+
+// Wanted tells whether this process was started as a sandbox's first one.
+func Wanted() bool {
+	return len(os.Args) == 1 && os.Args[0] == control.InitName && os.Getpid() == 1
+}
+
+// init gives the process the name that ps shows; the exec through an open file left a number there. Only package
+// initialisation is sure to run on the main thread, whose name it is.
+func init() {
+	if Wanted() {
+		name := [16]byte{}
+		copy(name[:], "execd")
+		unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name)), 0, 0, 0)
+	}
+}
+
+// Main is that process's life; it does not return. version is what execd reports.
+func Main(version string) {
+	conn, err := shell()
+	if err != nil {
+		os.Exit(1)
+	}
+	var setup control.Setup
+	files, err := conn.Receive(&setup)
+	if err != nil {
+		// sandboxd is gone, or has no use for this shell.
+		os.Exit(0)
+	}
+	s := &sandbox{setup: &setup, conn: conn, files: byName(setup.Files, files), version: version}
+	if err := s.become(); err != nil {
+		conn.Send(progress(err))
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// shell is the first stage: keep what was meant for this process, let go of everything else.
+func shell() (*control.Conn, error) {
+	if err := unix.CloseRange(control.BlockFD+1, math.MaxUint32, 0); err != nil {
+		return nil, err
+	}
+	unix.CloseOnExec(control.BlockFD)
+	os.Clearenv()
+	unix.Umask(0o022)
+	return control.Inherited(control.SocketFD)
+}
+
+// sandbox is the second stage.
+type sandbox struct {
+	setup   *control.Setup
+	conn    *control.Conn
+	files   map[string][]*os.File
+	version string
+}
+
+// become builds the sandbox and lives in it until its entry point ends.
+func (s *sandbox) become() error {
+	go s.leaveUnlessCommitted()
+	if err := s.log(); err != nil {
+		return fail("log", err)
+	}
+	if err := s.buildRoot(); err != nil {
+		return err
+	}
+	if err := unix.Sethostname([]byte(s.setup.Hostname)); err != nil {
+		return fail("hostname", err)
+	}
+	if err := s.findEntrypoint(); err != nil {
+		return err
+	}
+	if err := giveUpRights(); err != nil {
+		return err
+	}
+	if err := s.conn.Send(control.Progress{Stage: control.Entered}); err != nil {
+		return err
+	}
+	return s.serve()
+}
+
+// leaveUnlessCommitted ends the sandbox if sandboxd goes before it has put it on record: nobody would ever look for
+// it. Afterwards the end of the conversation means nothing.
+func (s *sandbox) leaveUnlessCommitted() {
+	var order control.Commit
+	if _, err := s.conn.Receive(&order); err != nil || !order.Committed {
+		os.Exit(1)
+	}
+	s.conn.Close()
+}
+
+// log takes the file for last words as standard output and error; a panic goes there too.
+func (s *sandbox) log() error {
+	f, err := s.file(control.FileLog)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return errors.Join(unix.Dup3(int(f.Fd()), 1, 0), unix.Dup3(int(f.Fd()), 2, 0))
+}
+
+func (s *sandbox) serve() error {
+	api, err := s.listener(control.FileAPI)
+	if err != nil {
+		return fail("api socket", err)
+	}
+	ports, err := s.listener(control.FilePorts)
+	if err != nil {
+		return fail("ports socket", err)
+	}
+	spool, err := s.file(control.FileSpool)
+	if err != nil {
+		return fail("spool", err)
+	}
+	end, err := s.file(control.FileEnd)
+	if err != nil {
+		return fail("end", err)
+	}
+	confinement, err := s.confinement()
+	if err != nil {
+		return fail("confinement", err)
+	}
+	config := execd.Config{
+		API: api, Ports: ports, Spool: spool, End: end,
+		Env: s.setup.Env, Cwd: s.setup.Cwd, Entrypoint: s.setup.Entrypoint,
+		Confinement: confinement,
+		Ready: func(int) {
+			s.conn.Send(control.Progress{Stage: control.Ready})
+		},
+		Log:     slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		Version: s.version,
+	}
+	if n, err := hex.Decode(config.TokenSHA256[:], []byte(s.setup.TokenSHA256)); err != nil || n != len(config.TokenSHA256) {
+		return fail("token", errors.New("its digest is not 64 hex digits"))
+	}
+	if files := s.files[control.FileCgroupMeter]; len(files) > 0 {
+		config.Meter = cgroup.MeterFromFiles(s.setup.CgroupVersion, files)
+	}
+	if _, err := execd.Run(context.Background(), config); err != nil {
+		return fail("execd", err)
+	}
+	return nil
+}
+
+// confinement is what distinguishes what execd starts from execd itself.
+func (s *sandbox) confinement() (spawn.Confinement, error) {
+	entry := cgroup.EntryFromFiles(s.setup.CgroupVersion, s.files[control.FileCgroupEntry])
+	profile := seccomp.Strict
+	if s.nested() {
+		profile = seccomp.Nested
+	}
+	program, err := seccomp.Program(profile)
+	return spawn.Confinement{EnterThread: entry.EnterThread, CgroupFD: entry.CgroupFD(), Filter: program}, err
+}
+
+func (s *sandbox) nested() bool { return s.setup.Profile == string(wire.LaunchRequestProfileNested) }
+
+func (s *sandbox) file(name string) (*os.File, error) {
+	if files := s.files[name]; len(files) > 0 {
+		return files[0], nil
+	}
+	return nil, fmt.Errorf("no open file for %s came along", name)
+}
+
+func (s *sandbox) listener(name string) (net.Listener, error) {
+	f, err := s.file(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return net.FileListener(f)
+}
+
+// findEntrypoint makes a missing program an error of the request instead of a sandbox that ends at once.
+func (s *sandbox) findEntrypoint() error {
+	program := s.setup.Entrypoint[0]
+	candidates := []string{program}
+	if !strings.Contains(program, "/") {
+		candidates = nil
+		for _, variable := range s.setup.Env {
+			if path, ok := strings.CutPrefix(variable, "PATH="); ok {
+				candidates = nil // the last one counts, as in a shell
+				for dir := range strings.SplitSeq(path, ":") {
+					candidates = append(candidates, dir+"/"+program)
+				}
+			}
+		}
+	} else if !strings.HasPrefix(program, "/") {
+		candidates = []string{s.setup.Cwd + "/" + program}
+	}
+	why := "is not in the image"
+	for _, path := range candidates {
+		info, err := os.Stat(path)
+		switch {
+		case err != nil:
+			continue
+		case info.IsDir():
+			why = "is a directory"
+		case info.Mode()&0o111 == 0:
+			why = "is not executable"
+		default:
+			return nil
+		}
+	}
+	return &failure{control.Progress{
+		Stage: control.Failed, Code: string(wire.CodeSandboxInvalidEntrypoint),
+		Message: fmt.Sprintf("The entry point %q %s.", program, why),
+	}}
+}
+
+// failure is an error that sandboxd is told in parts.
+type failure struct{ control.Progress }
+
+func (f *failure) Error() string { return f.Step + ": " + f.Message }
+
+func fail(step string, err error) error {
+	return &failure{control.Progress{Stage: control.Failed, Step: step, Message: err.Error()}}
+}
+
+func progress(err error) control.Progress {
+	var f *failure
+	if errors.As(err, &f) {
+		return f.Progress
+	}
+	return control.Progress{Stage: control.Failed, Message: err.Error()}
+}
+
+func byName(names []string, files []*os.File) map[string][]*os.File {
+	named := map[string][]*os.File{}
+	for i, f := range files {
+		if i < len(names) {
+			named[names[i]] = append(named[names[i]], f)
+		}
+	}
+	return named
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"opensandbox.io/node/control"
+)
+
+// scaffold is where the new root is attached until it becomes the root. Every host has it, and in this mount
+// namespace nobody needs what it covers.
+const scaffold = "/dev"
+
+// Parts of /proc and /sys that concern the host, not the sandbox. Most are closed to it by ownership already; this
+// holds where a kernel forgot.
+var (
+	readOnly = []string{"proc/bus", "proc/fs", "proc/irq", "proc/sys"}
+	masked   = []string{
+		"proc/acpi", "proc/asound", "proc/interrupts", "proc/kallsyms", "proc/kcore", "proc/keys", "proc/key-users",
+		"proc/latency_stats", "proc/sched_debug", "proc/scsi", "proc/sysrq-trigger", "proc/timer_list", "proc/timer_stats",
+		"sys/devices/virtual/powercap", "sys/firmware", "sys/kernel/security",
+	}
+)
+
+// buildRoot makes the tree the sandbox will see and leaves everything else behind. The process has several threads,
+// which is fine: they share one mount namespace, root and working directory.
+func (s *sandbox) buildRoot() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fail("make mounts private", err)
+	}
+	root, err := s.file(control.FileRoot)
+	if err != nil {
+		return fail("root", err)
+	}
+	if err := attach(root, scaffold); err != nil {
+		return fail("attach the root", err)
+	}
+	if err := unix.Fchdir(int(root.Fd())); err != nil {
+		return fail("enter the root", err)
+	}
+	root.Close()
+	// From here on every path is relative to the new root, and nothing in it can be a planted link: no program of
+	// the sandbox has run yet.
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"bind host directories", s.bindHost},
+		{"mount dev", s.mountDev},
+		{"mount proc", mountProc},
+		{"forbid namespaces", s.forbidNamespaces},
+		{"mount sys", s.mountSys},
+		{"mask", mask},
+		{"pivot", pivot},
+	} {
+		if err := step.do(); err != nil {
+			return fail(step.name, err)
+		}
+	}
+	return nil
+}
+
+// attach moves a detached mount to a path.
+func attach(tree *os.File, path string) error {
+	return unix.MoveMount(int(tree.Fd()), "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+// bindHost shows trees of the host, with the sandbox's own directories kept on top of them.
+func (s *sandbox) bindHost() error {
+	type kept struct {
+		path string
+		tree *os.File
+	}
+	var own []kept
+	for _, path := range s.setup.Own {
+		fd, err := unix.OpenTree(unix.AT_FDCWD, relative(path), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+		if err != nil {
+			return fmt.Errorf("keep %s: %w", path, err)
+		}
+		own = append(own, kept{path, os.NewFile(uintptr(fd), path)})
+	}
+	trees := s.files[control.FileBind]
+	if len(trees) != len(s.setup.Binds) {
+		return fmt.Errorf("%d trees for %d paths", len(trees), len(s.setup.Binds))
+	}
+	for i, path := range s.setup.Binds {
+		if err := attach(trees[i], relative(path)); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		trees[i].Close()
+	}
+	for _, k := range own {
+		err := attach(k.tree, relative(k.path))
+		k.tree.Close()
+		if err != nil {
+			return fmt.Errorf("%s: %w", k.path, err)
+		}
+	}
+	return nil
+}
+
+func relative(path string) string { return "." + "/" + strings.TrimPrefix(path, "/") }
+
+func (s *sandbox) mountDev() error {
+	dev, err := s.file(control.FileDev)
+	if err != nil {
+		return err
+	}
+	if err := attach(dev, "./dev"); err != nil {
+		return err
+	}
+	dev.Close()
+	options := "newinstance,ptmxmode=0666,mode=0620"
+	if !s.setup.OneUser {
+		options += ",gid=5" // tty, as everywhere; with one user there is no second group
+	}
+	if err := unix.Mount("devpts", "./dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, options); err != nil {
+		return fmt.Errorf("devpts: %w", err)
+	}
+	options = fmt.Sprintf("mode=1777,size=%d", s.setup.ShmBytes)
+	if err := unix.Mount("shm", "./dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
+		return fmt.Errorf("shm: %w", err)
+	}
+	return nil
+}
+
+func mountProc() error {
+	err := unix.Mount("proc", "./proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+	if errors.Is(err, unix.EPERM) {
+		// The kernel shows a new /proc only to those who could see all of the old one.
+		return fmt.Errorf("%w: /proc of the host is partly covered, as in a container without --security-opt systempaths=unconfined", err)
+	}
+	return err
+}
+
+// forbidNamespaces makes the kernel itself refuse further namespaces in this user namespace: a second lock behind the
+// one of the filter. Only while the limits can still be written.
+func (s *sandbox) forbidNamespaces() error {
+	if s.nested() {
+		return nil
+	}
+	for _, kind := range []string{"user", "mnt", "pid", "net", "uts", "ipc", "cgroup", "time"} {
+		err := os.WriteFile("proc/sys/user/max_"+kind+"_namespaces", []byte("0"), 0)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *sandbox) mountSys() error {
+	sys, err := s.file(control.FileSys)
+	if err != nil {
+		return err
+	}
+	defer sys.Close()
+	return attach(sys, "./sys")
+}
+
+func mask() error {
+	for _, path := range readOnly {
+		if err := bind(path, path); err != nil {
+			return err
+		}
+		const flags = unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+		if err := unix.Mount("", path, "", flags, ""); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("read-only %s: %w", path, err)
+		}
+	}
+	for _, path := range masked {
+		var stat unix.Stat_t
+		err := unix.Lstat(path, &stat)
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			continue
+		case err != nil:
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		cover := "dev/null"
+		if stat.Mode&unix.S_IFMT == unix.S_IFDIR {
+			cover = "dev/mqueue" // empty, and on a read-only mount
+		}
+		if err := bind(cover, path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bind mounts one path on another; what this kernel does not have needs no mount.
+func bind(from, to string) error {
+	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("bind %s on %s: %w", from, to, err)
+	}
+	return nil
+}
+
+// pivot makes the working directory the root and drops the old one, with all that was below it.
+func pivot() error {
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return err
+	}
+	// The old root lies on top of the new one now.
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return err
+	}
+	return unix.Chdir("/")
+}

@@ -1,0 +1,560 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package file serves the sandbox's files as its root user. Every path is hostile: whoever runs commands in the
+// sandbox has prepared the tree.
+//
+// Names that are not UTF-8 are shown with %XX for each such byte, and such a name is understood where a path is
+// expected.
+package file
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"opensandbox.io/node/account"
+	"opensandbox.io/node/reply"
+	"opensandbox.io/node/safefile"
+	"opensandbox.io/node/wire"
+)
+
+const bodyMax = 16 << 20 // of JSON requests
+
+// API answers for files and directories.
+type API struct {
+	env map[string]string
+	cwd string
+}
+
+// New makes the API. Paths are expanded with env and relative to cwd.
+func New(env []string, cwd string) *API {
+	a := &API{env: map[string]string{}, cwd: cwd}
+	for _, pair := range env {
+		name, value, _ := strings.Cut(pair, "=")
+		a.env[name] = value
+	}
+	return a
+}
+
+func (a *API) lookup(name string) (string, bool) { v, ok := a.env[name]; return v, ok }
+
+// Routes adds the file API.
+func (a *API) Routes(mux *http.ServeMux) {
+	for pattern, handle := range map[string]func(http.ResponseWriter, *http.Request) error{
+		"GET /files/info":         a.info,
+		"DELETE /files":           a.remove,
+		"POST /files/permissions": a.permissions,
+		"POST /files/mv":          a.move,
+		"GET /files/search":       a.search,
+		"POST /files/replace":     a.replace,
+		"POST /files/upload":      a.upload,
+		"GET /files/download":     a.download,
+		"GET /directories/list":   a.list,
+		"POST /directories":       a.makeDirectories,
+		"DELETE /directories":     a.removeDirectories,
+	} {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			if err := handle(w, r); err != nil {
+				reply.Error(w, r, err)
+			}
+		})
+	}
+}
+
+// done answers a request that has nothing to say.
+func done(w http.ResponseWriter) error {
+	w.WriteHeader(http.StatusOK)
+	return nil
+}
+
+func required(r *http.Request, name string) (string, error) {
+	v := r.URL.Query().Get(name)
+	if v == "" {
+		return "", reply.Errorf(wire.CodeMissingQuery, "The query parameter %s is missing.", name)
+	}
+	return v, nil
+}
+
+func (a *API) info(w http.ResponseWriter, r *http.Request) error {
+	out := map[string]wire.FileInfo{}
+	book := account.Read()
+	for _, given := range r.URL.Query()["path"] {
+		p, err := a.locate(given, false)
+		if err != nil {
+			return err
+		}
+		info, err := describe(p.fd(), p.name, p.path, book)
+		p.Close()
+		if err != nil {
+			return explain(given, err)
+		}
+		out[escape(given)] = info
+	}
+	reply.JSON(w, http.StatusOK, out)
+	return nil
+}
+
+func (a *API) remove(w http.ResponseWriter, r *http.Request) error {
+	paths := r.URL.Query()["path"]
+	if len(paths) == 0 {
+		return reply.Errorf(wire.CodeMissingQuery, "The query parameter path is missing.")
+	}
+	for _, given := range paths {
+		p, err := a.locate(given, false)
+		if missing(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		err = unix.Unlinkat(p.fd(), p.name, 0)
+		p.Close()
+		switch {
+		case err == nil || err == unix.ENOENT:
+		case err == unix.EISDIR || p.name == ".":
+			return reply.Errorf(wire.CodeRuntimeError, "%s is a directory.", escape(given)).WithHint("Delete it with DELETE /directories.")
+		default:
+			return explain(given, err)
+		}
+	}
+	return done(w)
+}
+
+// missing is true for the fault that a path does not exist.
+func missing(err error) bool {
+	var f *reply.Fault
+	return errors.As(err, &f) && f.Code == wire.CodeFileNotFound
+}
+
+func (a *API) permissions(w http.ResponseWriter, r *http.Request) error {
+	var body map[string]wire.Permission
+	if err := reply.Decode(w, r, &body, bodyMax, wire.CodeInvalidRequestBody); err != nil {
+		return err
+	}
+	for _, given := range sortedKeys(body) {
+		want, err := wanted(body[given], wire.CodeInvalidRequestBody)
+		if err != nil {
+			return err
+		}
+		p, err := a.locate(given, false)
+		if err != nil {
+			return err
+		}
+		if !p.exists() {
+			err = fs.ErrNotExist
+		} else {
+			err = p.change(want)
+		}
+		p.Close()
+		if err != nil {
+			return explain(given, err)
+		}
+	}
+	return done(w)
+}
+
+func wanted(p wire.Permission, code wire.Code) (attributes, error) {
+	want := attributes{mode: -1, uid: -1, gid: -1}
+	var err error
+	if p.Mode != 0 {
+		m, err := modeOf(p.Mode, code)
+		if err != nil {
+			return want, err
+		}
+		want.mode = int(m)
+	}
+	want.uid, want.gid, err = owners(p.Owner, p.Group, code)
+	return want, err
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+func (a *API) move(w http.ResponseWriter, r *http.Request) error {
+	var body []wire.Move
+	if err := reply.Decode(w, r, &body, bodyMax, wire.CodeInvalidRequestBody); err != nil {
+		return err
+	}
+	for _, m := range body {
+		if err := a.moveOne(r.Context(), m); err != nil {
+			return err
+		}
+	}
+	return done(w)
+}
+
+func (a *API) moveOne(ctx context.Context, m wire.Move) error {
+	src, err := a.locate(m.Src, false)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	if !src.exists() {
+		return explain(m.Src, fs.ErrNotExist)
+	}
+	dest, err := a.locate(m.Dest, true)
+	if err != nil {
+		return err
+	}
+	defer dest.Close()
+	err = unix.Renameat2(src.fd(), src.name, dest.fd(), dest.name, unix.RENAME_NOREPLACE)
+	if err == unix.EINVAL && src.name != "." && dest.name != "." && !dest.exists() {
+		// Some filesystems cannot promise it; then it is only looked for.
+		err = unix.Renameat(src.fd(), src.name, dest.fd(), dest.name)
+	}
+	if err == unix.EXDEV {
+		// Another filesystem, or a directory of the image: overlays do not rename those.
+		err = transfer(ctx, src, dest)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case err == unix.EEXIST:
+		return reply.Errorf(wire.CodeRuntimeError, "%s exists already.", escape(m.Dest)).WithHint("Delete it first.")
+	case err == unix.EINVAL:
+		return reply.Errorf(wire.CodeRuntimeError, "%s cannot be moved to %s, which lies inside of it.", escape(m.Src), escape(m.Dest))
+	}
+	return explain(m.Src, err)
+}
+
+// search finds files by their name in a tree. The answer is written as it is found: a tree may be large.
+func (a *API) search(w http.ResponseWriter, r *http.Request) error {
+	given, err := required(r, "path")
+	if err != nil {
+		return err
+	}
+	glob := r.URL.Query().Get("pattern")
+	if glob == "" {
+		glob = "**"
+	}
+	p, err := compile(glob)
+	if err != nil {
+		return reply.Errorf(wire.CodeInvalidQuery, "pattern %q: %v.", glob, err)
+	}
+	root, err := a.locate(given, false)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	book := account.Read()
+	info, err := describe(root.fd(), root.name, root.path, book)
+	if err != nil {
+		return explain(given, err)
+	}
+	out := newArray(w)
+	defer out.close()
+	if info.Type != wire.FileInfoTypeDirectory {
+		if p.match(root.name) {
+			out.add(info)
+		}
+		return nil
+	}
+	dir, err := openDir(root.fd(), root.name)
+	if err != nil {
+		return explain(given, err)
+	}
+	defer dir.Close()
+	paths := prefix{root.path}
+	return out.finish(walk(r.Context(), dir, 1, func(at int, name string, level int, isDir bool) (bool, error) {
+		full := paths.at(level, name, isDir)
+		if isDir || !p.match(name) {
+			return true, nil
+		}
+		if info, err := describe(at, name, full, book); err == nil {
+			return true, out.add(info)
+		}
+		return true, nil
+	}))
+}
+
+// list gives the entries of a directory, down to a depth, each directory before what is in it.
+func (a *API) list(w http.ResponseWriter, r *http.Request) error {
+	given, err := required(r, "path")
+	if err != nil {
+		return err
+	}
+	depth := 1
+	if text := r.URL.Query().Get("depth"); text != "" {
+		if depth, err = strconv.Atoi(text); err != nil || depth < 0 {
+			return reply.Errorf(wire.CodeInvalidQuery, "depth must be a number from 0 up, not %q.", text)
+		}
+	}
+	root, err := a.locate(given, false)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	book := account.Read()
+	info, err := describe(root.fd(), root.name, root.path, book)
+	if err != nil {
+		return explain(given, err)
+	}
+	if info.Type != wire.FileInfoTypeDirectory {
+		return reply.Errorf(wire.CodeInvalidFile, "%s is not a directory.", escape(given)).WithHint("Links are not followed here; give the directory itself.")
+	}
+	out := newArray(w)
+	defer out.close()
+	if depth == 0 {
+		return nil
+	}
+	dir, err := openDir(root.fd(), root.name)
+	if err != nil {
+		return explain(given, err)
+	}
+	defer dir.Close()
+	if err := safefile.CheckNotProc(int(dir.Fd())); err != nil {
+		return explain(given, err)
+	}
+	paths := prefix{root.path}
+	return out.finish(walk(r.Context(), dir, 1, func(at int, name string, level int, isDir bool) (bool, error) {
+		info, err := describe(at, name, paths.at(level, name, isDir), book)
+		if err != nil {
+			return false, nil
+		}
+		return level < depth, out.add(info)
+	}))
+}
+
+// prefix remembers the path of each directory that a walk is in, by level.
+type prefix []string
+
+// at gives the path of an entry, and remembers it if it is a directory.
+func (p *prefix) at(level int, name string, isDir bool) string {
+	dir := (*p)[level-1]
+	if dir == "/" {
+		dir = ""
+	}
+	full := dir + "/" + name
+	if isDir {
+		*p = append((*p)[:level], full)
+	}
+	return full
+}
+
+// array writes a JSON array piece by piece. Nothing goes out before the first piece, so that an early failure is an
+// ordinary error.
+type array struct {
+	w     http.ResponseWriter
+	buf   *bufio.Writer
+	count int
+	ended bool
+}
+
+func newArray(w http.ResponseWriter) *array {
+	return &array{w: w, buf: bufio.NewWriterSize(w, 32<<10)}
+}
+
+func (a *array) add(v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if a.count == 0 {
+		a.w.Header().Set("Content-Type", "application/json")
+		_ = a.buf.WriteByte('[')
+	} else {
+		_ = a.buf.WriteByte(',')
+	}
+	a.count++
+	_, err = a.buf.Write(data)
+	return err
+}
+
+// finish takes the walk's result: an error after the first piece can only break the connection.
+func (a *array) finish(err error) error {
+	if err == nil {
+		return nil
+	}
+	a.ended = true
+	if a.count > 0 {
+		panic(http.ErrAbortHandler)
+	}
+	return explain("the directory", err)
+}
+
+func (a *array) close() {
+	if a.ended {
+		return
+	}
+	a.ended = true
+	if a.count == 0 {
+		reply.JSON(a.w, http.StatusOK, []string{})
+		return
+	}
+	_ = a.buf.WriteByte(']')
+	_ = a.buf.Flush()
+}
+
+func (a *API) makeDirectories(w http.ResponseWriter, r *http.Request) error {
+	var body map[string]wire.Permission
+	if err := reply.Decode(w, r, &body, bodyMax, wire.CodeInvalidRequestBody); err != nil {
+		return err
+	}
+	for _, given := range sortedKeys(body) {
+		want, err := wanted(body[given], wire.CodeInvalidRequestBody)
+		if err != nil {
+			return err
+		}
+		p, err := a.locate(given, true)
+		if err != nil {
+			return err
+		}
+		err = p.makeDirectory(want)
+		p.Close()
+		if err != nil {
+			return explain(given, err)
+		}
+	}
+	return done(w)
+}
+
+// makeDirectory makes the directory, with these attributes if it was not there before.
+func (p *place) makeDirectory(want attributes) error {
+	err := unix.Mkdirat(p.fd(), p.name, 0o755)
+	if err == nil {
+		return p.change(want)
+	}
+	if err != unix.EEXIST {
+		return err
+	}
+	fd, openErr := safefile.Openat(p.fd(), p.name, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if openErr != nil {
+		return openErr // ENOTDIR: something else has the name
+	}
+	return unix.Close(fd)
+}
+
+func (a *API) removeDirectories(w http.ResponseWriter, r *http.Request) error {
+	paths := r.URL.Query()["path"]
+	if len(paths) == 0 {
+		return reply.Errorf(wire.CodeMissingQuery, "The query parameter path is missing.")
+	}
+	for _, given := range paths {
+		p, err := a.locate(given, false)
+		if missing(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if p.name == "." {
+			p.Close()
+			return reply.Errorf(wire.CodeInvalidQuery, "%s cannot be deleted.", escape(given)).WithHint("Give the directory by its name.")
+		}
+		err = removeAll(r.Context(), p.fd(), p.name, 1)
+		p.Close()
+		if err != nil {
+			return explain(given, err)
+		}
+	}
+	return done(w)
+}
+
+// replace exchanges a text for another wherever it occurs in the given files.
+func (a *API) replace(w http.ResponseWriter, r *http.Request) error {
+	verbose := false
+	if text := r.URL.Query().Get("verbose"); text != "" {
+		var err error
+		if verbose, err = strconv.ParseBool(text); err != nil {
+			return reply.Errorf(wire.CodeInvalidQuery, "verbose must be true or false, not %q.", text)
+		}
+	}
+	var body map[string]wire.Replacement
+	if err := reply.Decode(w, r, &body, bodyMax, wire.CodeInvalidRequestBody); err != nil {
+		return err
+	}
+	for given, change := range body {
+		if change.Old == "" {
+			return reply.Errorf(wire.CodeInvalidRequestBody, "%s: old is empty.", given)
+		}
+	}
+	counts := map[string]wire.ReplacementCount{}
+	for _, given := range sortedKeys(body) {
+		n, err := a.replaceOne(given, body[given])
+		if err != nil {
+			return explain(given, err)
+		}
+		counts[given] = wire.ReplacementCount{ReplacedCount: n}
+	}
+	if !verbose {
+		return done(w)
+	}
+	reply.JSON(w, http.StatusOK, counts)
+	return nil
+}
+
+func (a *API) replaceOne(given string, change wire.Replacement) (count int, err error) {
+	p, err := a.locate(given, false)
+	if err != nil {
+		return 0, err
+	}
+	defer p.Close()
+	if err := p.follow(); err != nil {
+		return 0, err
+	}
+	in, _, err := safefile.OpenRegular(p.fd(), p.name, unix.O_RDONLY|unix.O_NOFOLLOW)
+	if err != nil {
+		return 0, err
+	}
+	defer in.Close()
+	err = p.write(attributes{mode: -1, uid: -1, gid: -1}, func(out io.Writer) (bool, error) {
+		count, err = substitute(out, in, []byte(change.Old), []byte(change.New))
+		return count > 0, err
+	})
+	return count, err
+}
+
+// substitute copies with every occurrence exchanged, holding no more than a buffer and the text looked for.
+func substitute(out io.Writer, in io.Reader, from, to []byte) (count int, err error) {
+	buf := make([]byte, 0, bufferSize+len(from))
+	for {
+		n, readErr := io.ReadFull(in, buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		last := readErr == io.EOF || readErr == io.ErrUnexpectedEOF
+		if readErr != nil && !last {
+			return count, readErr
+		}
+		rest := buf
+		for {
+			i := bytes.Index(rest, from)
+			if i < 0 {
+				break
+			}
+			count++
+			if _, err := out.Write(rest[:i]); err != nil {
+				return count, err
+			}
+			if _, err := out.Write(to); err != nil {
+				return count, err
+			}
+			rest = rest[i+len(from):]
+		}
+		keep := 0
+		if !last {
+			keep = min(len(rest), len(from)-1) // may be the beginning of an occurrence
+		}
+		if _, err := out.Write(rest[:len(rest)-keep]); err != nil {
+			return count, err
+		}
+		if last {
+			return count, nil
+		}
+		buf = buf[:copy(buf[:cap(buf)], rest[len(rest)-keep:])]
+	}
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package file
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"opensandbox.io/node/envfile"
+	"opensandbox.io/node/reply"
+	"opensandbox.io/node/safefile"
+	"opensandbox.io/node/wire"
+)
+
+// place is where a path leads: a name in an open directory. Working below a descriptor means that what was checked
+// is what is used, however the tree is rearranged meanwhile.
+type place struct {
+	path string   // absolute and cleaned, for the eye
+	dir  *os.File // O_PATH
+	name string   // "." when the path is the directory itself
+}
+
+func (p *place) fd() int { return int(p.dir.Fd()) }
+
+func (p *place) Close() { _ = p.dir.Close() }
+
+// expand makes a given path absolute: ~, $VAR, and relative to the default directory.
+func (a *API) expand(given string) (string, error) {
+	if given == "" {
+		return "", reply.Errorf(wire.CodeInvalidRequestBody, "A path is empty.")
+	}
+	if strings.IndexByte(given, 0) >= 0 {
+		return "", reply.Errorf(wire.CodeInvalidRequestBody, "A path holds a NUL byte.")
+	}
+	home, _ := a.lookup("HOME")
+	p, err := envfile.ExpandPath(given, home, a.lookup)
+	if err != nil {
+		return "", reply.Errorf(wire.CodeInvalidRequestBody, "%s: %v", given, err)
+	}
+	if !strings.HasPrefix(p, "/") {
+		p = a.cwd + "/" + p
+	}
+	return p, nil
+}
+
+// locate opens the directory that a path's last element is in. With parents, directories that are missing are made.
+func (a *API) locate(given string, parents bool) (*place, error) {
+	full, err := a.expand(given)
+	if err != nil {
+		return nil, err
+	}
+	p, err := open(full, parents)
+	// The name may be one that a listing had to escape. What is there under the given name comes first.
+	if raw, ok := unescape(full); ok && (errors.Is(err, fs.ErrNotExist) || err == nil && !p.exists()) {
+		if q, err := open(raw, false); err == nil && q.exists() {
+			if p != nil {
+				p.Close()
+			}
+			return q, nil
+		} else if err == nil {
+			q.Close()
+		}
+	}
+	if err != nil {
+		return nil, explain(given, err)
+	}
+	if err := safefile.CheckNotProc(p.fd()); err != nil {
+		p.Close()
+		return nil, explain(given, err)
+	}
+	return p, nil
+}
+
+func (p *place) exists() bool {
+	var st unix.Stat_t
+	return unix.Fstatat(p.fd(), p.name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
+}
+
+func open(full string, parents bool) (*place, error) {
+	// Not path.Clean: `link/..` is where the link leads, not where it lies.
+	trimmed := strings.TrimRight(full, "/")
+	i := strings.LastIndexByte(trimmed, '/')
+	dir, name := "/", "."
+	if i >= 0 {
+		dir, name = trimmed[:i+1], trimmed[i+1:]
+	}
+	if name == ".." || name == "." {
+		dir, name = full, "."
+	}
+	f, err := safefile.OpenDir(dir)
+	if err != nil && parents && errors.Is(err, fs.ErrNotExist) {
+		f, err = makeParents(dir)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &place{path: path.Clean(full), dir: f, name: name}, nil
+}
+
+// makeParents opens a directory and makes what is missing on the way, one element at a time.
+func makeParents(dir string) (*os.File, error) {
+	at, err := safefile.OpenDir("/")
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range strings.Split(dir, "/") {
+		if name == "" || name == "." {
+			continue
+		}
+		next, err := safefile.Openat(int(at.Fd()), name, unix.O_PATH|unix.O_DIRECTORY, 0)
+		if err == unix.ENOENT {
+			if err = unix.Mkdirat(int(at.Fd()), name, 0o755); err == nil || err == unix.EEXIST {
+				next, err = safefile.Openat(int(at.Fd()), name, unix.O_PATH|unix.O_DIRECTORY, 0)
+			}
+		}
+		_ = at.Close()
+		if err != nil {
+			return nil, err
+		}
+		at = os.NewFile(uintptr(next), dir)
+	}
+	return at, nil
+}
+
+// follow goes through symbolic links at the place's end, so that a write lands where the link leads. It reads each
+// link itself: the kernel would also follow one of /proc.
+func (p *place) follow() error {
+	for range 40 {
+		buf := make([]byte, unix.PathMax)
+		n, err := unix.Readlinkat(p.fd(), p.name, buf)
+		if err == unix.EINVAL || err == unix.ENOENT {
+			return nil // not a link, or nothing yet
+		}
+		if err != nil {
+			return err
+		}
+		target := string(buf[:n])
+		dir, name := path.Split(strings.TrimRight(target, "/"))
+		if target == "" || name == ".." || name == "." || name == "" {
+			dir, name = target, "."
+		}
+		if dir == "" {
+			p.name = name
+			continue
+		}
+		fd, err := safefile.Openat(p.fd(), dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return err
+		}
+		_ = p.dir.Close()
+		p.dir, p.name = os.NewFile(uintptr(fd), dir), name
+		if err := safefile.CheckNotProc(fd); err != nil {
+			return err
+		}
+	}
+	return unix.ELOOP
+}
+
+// explain turns the kernel's refusal into an answer.
+func explain(given string, err error) error {
+	var f *reply.Fault
+	if errors.As(err, &f) {
+		return f
+	}
+	shown := escape(given)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return reply.Errorf(wire.CodeFileNotFound, "%s does not exist.", shown)
+	case errors.Is(err, safefile.ErrProc):
+		return reply.Errorf(wire.CodeNotSupported, "%s lies in /proc.", shown).WithHint("Read it with a command; files of /proc look different to each process.")
+	case errors.Is(err, safefile.ErrNotRegular):
+		return reply.Errorf(wire.CodeInvalidFile, "%s: %v.", shown, err).WithHint("Only regular files have contents here; use a command for the others.")
+	case errors.Is(err, unix.ELOOP):
+		return reply.Errorf(wire.CodeInvalidFile, "%s leads through a link that is not followed, or through too many.", shown).
+			WithHint("Links of /proc lead into the daemon's own files; read them with a command.")
+	case errors.Is(err, unix.ENOTDIR):
+		return reply.Errorf(wire.CodeInvalidFile, "%s: a part of the path is not a directory.", shown).WithHint("Correct the path.")
+	case errors.Is(err, unix.ENAMETOOLONG):
+		return reply.Errorf(wire.CodeInvalidFile, "%.100s…: the name is too long.", shown).WithHint("A name has at most 255 bytes, a path 4095.")
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return reply.Errorf(wire.CodeResourceExhausted, "%s: no space left in the sandbox.", shown).WithHint("Delete something first.")
+	}
+	return reply.Errorf(wire.CodeRuntimeError, "%s: %v", shown, err)
+}
+
+// escape makes a name that JSON can hold: bytes that are not UTF-8 become %XX, and in such a name % becomes %25.
+// The result, given back as a path, finds the file again (see locate).
+func escape(name string) string {
+	if utf8.ValidString(name) {
+		return name
+	}
+	const digits = "0123456789ABCDEF"
+	var b strings.Builder
+	for i := 0; i < len(name); {
+		r, size := utf8.DecodeRuneInString(name[i:])
+		switch {
+		case r == utf8.RuneError && size == 1, name[i] == '%':
+			b.WriteByte('%')
+			b.WriteByte(digits[name[i]>>4])
+			b.WriteByte(digits[name[i]&15])
+			i++
+		default:
+			b.WriteString(name[i : i+size])
+			i += size
+		}
+	}
+	return b.String()
+}
+
+// unescape undoes escape; ok only for what escape can have made.
+func unescape(name string) (raw string, ok bool) {
+	if strings.IndexByte(name, '%') < 0 {
+		return "", false
+	}
+	// Each element of a path was escaped by itself, as part of a whole that was not UTF-8.
+	var b strings.Builder
+	for i := 0; i < len(name); i++ {
+		if name[i] != '%' {
+			b.WriteByte(name[i])
+			continue
+		}
+		if i+2 >= len(name) {
+			return "", false
+		}
+		hi, lo := unhex(name[i+1]), unhex(name[i+2])
+		if hi < 0 || lo < 0 {
+			return "", false
+		}
+		b.WriteByte(byte(hi<<4 | lo))
+		i += 2
+	}
+	raw = b.String()
+	return raw, !utf8.ValidString(raw) && escape(raw) == name
+}
+
+func unhex(c byte) int {
+	switch {
+	case c >= '0' && c <= '9':
+		return int(c - '0')
+	case c >= 'A' && c <= 'F':
+		return int(c-'A') + 10
+	}
+	return -1
+}

@@ -1,0 +1,507 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package launch is the privileged half of making a sandbox: it clones a first process into new namespaces and
+// hands it everything it needs as open files. The other half, package enter, runs in that process.
+//
+// A sandbox is made in two stages, so that processes which already wait in their namespaces can take the first one
+// off the request's path: Shell makes the namespaces (nothing of a request is known yet), Configure turns a waiting
+// shell into one sandbox. On failure each undoes what it did, in reverse; nothing is left.
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"opensandbox.io/node/cgroup"
+	"opensandbox.io/node/control"
+)
+
+// Host is where sandboxes are made: directories and rights, the same for all of them.
+type Host struct {
+	// Rootless: sandboxd has a user namespace of one id and cannot map more.
+	Rootless bool
+	Blocks   *Blocks
+	Cgroups  *cgroup.Host
+	// Tree names this instance's control groups.
+	Tree string
+	// Files holds <id>/{upper,work} of every sandbox. It must lie on a nosuid,nodev mount.
+	Files string
+	// Spools holds <id>/, the output of commands.
+	Spools string
+	// Run holds <id>/{api,ports}.
+	Run string
+	// Group may connect to the sockets.
+	Group int
+	// dev is where the template of /dev is mounted.
+	dev string
+	// home is the network namespace of this process.
+	home *os.File
+	// program is what first processes execute.
+	program *os.File
+}
+
+// Prepare makes ready what all sandboxes share. Call it once, in sandboxd's own mount namespace.
+func (h *Host) Prepare() error {
+	for _, dir := range []string{h.Files, h.Spools} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	h.dev = filepath.Join(h.Run, "dev")
+	if err := mountDev(h.dev, h.Rootless); err != nil {
+		return fmt.Errorf("template of /dev: %w", err)
+	}
+	if err := h.Cgroups.Prepare(h.Tree); err != nil {
+		return err
+	}
+	var err error
+	if h.home, err = threadNet(); err != nil {
+		return err
+	}
+	h.program, err = ownProgram()
+	return err
+}
+
+// Close removes what Prepare made.
+func (h *Host) Close() {
+	if h.dev != "" {
+		unix.Unmount(h.dev, unix.MNT_DETACH)
+		os.Remove(h.dev)
+	}
+}
+
+// Spec is one sandbox to be made; everything in it has been checked.
+type Spec struct {
+	ID string
+	// Image is the directory of the read-only layer.
+	Image string
+	// Binds are trees of the host shown read-only, by their path in the sandbox. Own lists paths below them that
+	// stay the sandbox's.
+	Binds []Bind
+	Own   []string
+	Env   []string
+	Cwd   string
+
+	Entrypoint  []string
+	TokenSHA256 string
+	Profile     string
+	ShmBytes    int64
+	// End and Log are open files for the sandbox's last words.
+	End, Log *os.File
+}
+
+// Bind is a directory of the host at a path of the sandbox.
+type Bind struct{ Source, Target string }
+
+// Failure is an end before the sandbox was ready.
+type Failure struct {
+	// Code is one of spec/errors.yaml, or empty.
+	Code    string
+	Step    string
+	Message string
+}
+
+func (f *Failure) Error() string {
+	if f.Step == "" {
+		return f.Message
+	}
+	return f.Step + ": " + f.Message
+}
+
+// Shell is a first process that waits in its namespaces for its configuration.
+type Shell struct {
+	host    *Host
+	Block   *Block
+	Group   *cgroup.Group
+	Process *Process
+
+	control *control.Conn
+	sys     *os.File
+	user    *os.File // its user namespace; nil when rootless
+	laps    *laps
+	undo    undo
+}
+
+// Slot names the shell's resources: the number of its uid block.
+func (s *Shell) Slot() int { return s.Block.N }
+
+// Timings are the milliseconds each stage took.
+func (s *Shell) Timings() map[string]float64 { return s.laps.done() }
+
+// Shell makes a slot and a process in it.
+func (h *Host) Shell(limits cgroup.Limits) (s *Shell, err error) {
+	s = &Shell{host: h, laps: newLaps()}
+	defer func() {
+		if err != nil {
+			s.undo.run()
+		}
+	}()
+	if s.Block, err = h.Blocks.Claim(); err != nil {
+		return nil, err
+	}
+	s.undo.add(s.Block.Release)
+	network, err := NewNetwork()
+	if err != nil {
+		return nil, err
+	}
+	defer network.NS.Close()
+	s.sys = network.Sys
+	s.undo.add(func() { s.sys.Close() })
+	s.laps.lap("slot")
+
+	if s.Group, err = h.Cgroups.Create(h.Tree, SlotName(s.Block.N), limits); err != nil {
+		return nil, err
+	}
+	s.undo.add(func() { s.Group.Remove() })
+	if err := s.Group.Delegate(h.root(s.Block)); err != nil {
+		return nil, err
+	}
+	s.laps.lap("cgroup")
+
+	ours, theirs, err := control.Pair()
+	if err != nil {
+		return nil, err
+	}
+	s.control = ours
+	s.undo.add(func() { s.control.Close() })
+	err = s.Group.SpawnInit(func(attr *syscall.SysProcAttr) error {
+		s.Process, err = h.clone(attr, s.Block, network.NS, theirs)
+		return err
+	})
+	theirs.Close()
+	if err != nil {
+		return nil, fmt.Errorf("clone: %w", err)
+	}
+	s.undo.add(s.end)
+	if !h.Rootless {
+		if s.user, err = os.Open("/proc/" + strconv.Itoa(s.Process.PID) + "/ns/user"); err != nil {
+			return nil, err
+		}
+		s.undo.add(func() { s.user.Close() })
+	}
+	s.laps.lap("clone")
+	return s, nil
+}
+
+// SlotName is the name of a slot's control group.
+func SlotName(n int) string { return strconv.Itoa(n) }
+
+// root is the id on the host of a sandbox's root.
+func (h *Host) root(b *Block) int {
+	if h.Rootless {
+		return 0 // of sandboxd's own user namespace
+	}
+	return b.UID()
+}
+
+// clone starts the first process. It runs on a locked thread that stands in the sandbox's control group.
+func (h *Host) clone(attr *syscall.SysProcAttr, block *Block, network, theirs *os.File) (*Process, error) {
+	runtime.LockOSThread()
+	// The namespace belongs to our user namespace, so it has to be joined before the clone makes another.
+	if err := unix.Setns(int(network.Fd()), unix.CLONE_NEWNET); err != nil {
+		return nil, fmt.Errorf("join the network namespace: %w", err)
+	}
+	defer func() {
+		// A thread left in a sandbox's network must not come back: unlocking is what makes it reusable.
+		if unix.Setns(int(h.home.Fd()), unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		}
+	}()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+
+	size := BlockSize
+	if h.Rootless {
+		size = 1
+	}
+	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: h.root(block), Size: size}}
+	pidfd := -1
+	attr.Cloneflags |= unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
+	attr.UidMappings, attr.GidMappings = ids, ids
+	attr.GidMappingsEnableSetgroups = !h.Rootless
+	// The child is still our id 0, which the map does not contain.
+	attr.Credential = &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: h.Rootless}
+	attr.Setsid = true
+	attr.PidFD = &pidfd
+	pid, _, err := syscall.StartProcess(fdPath(h.program), []string{control.InitName}, &syscall.ProcAttr{
+		Dir: "/",
+		// One processor for its scheduler: five threads fewer. Without the second variable the Go runtime keeps a
+		// file of the host's control groups open.
+		Env:   []string{"GOMAXPROCS=1", "GODEBUG=containermaxprocs=0"},
+		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd(), block.lock.Fd()},
+		Sys:   attr,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return newProcess(pid, pidfd, true)
+}
+
+// end kills the process and waits until its whole pid namespace is gone.
+func (s *Shell) end() {
+	s.Process.Kill()
+	s.Process.Wait()
+	s.Process.Close()
+}
+
+// Close gives up on the shell: its process dies and its slot is free again.
+func (s *Shell) Close() { s.undo.run() }
+
+// Configure turns the shell into a sandbox and returns when execd answers, or with ErrEnded when its first process
+// has ended by then. In both cases the caller holds Block, Group, Process and the sandbox's files from here on; on
+// any other error everything is undone.
+func (s *Shell) Configure(ctx context.Context, spec *Spec) (err error) {
+	defer func() {
+		switch {
+		case errors.Is(err, ErrEnded):
+			s.release()
+		case err != nil:
+			s.undo.run()
+		}
+	}()
+	files := new(fileList)
+	defer files.close()
+	setup := &control.Setup{
+		ID: spec.ID, Hostname: spec.ID[:12], Env: spec.Env, Cwd: spec.Cwd, Entrypoint: spec.Entrypoint,
+		TokenSHA256: spec.TokenSHA256, Profile: spec.Profile, Own: spec.Own, ShmBytes: spec.ShmBytes,
+		OneUser: s.host.Rootless, CgroupVersion: s.host.Cgroups.Version(),
+	}
+	if err := s.root(spec, setup, files); err != nil {
+		return err
+	}
+	if err := s.sockets(spec.ID, files); err != nil {
+		return err
+	}
+	if err := s.cgroupFiles(files); err != nil {
+		return err
+	}
+	files.borrow(control.FileEnd, spec.End)
+	files.borrow(control.FileLog, spec.Log)
+	setup.Files = files.names
+	if err := s.control.Send(setup, files.files...); err != nil {
+		return fmt.Errorf("hand over: %w", err)
+	}
+	s.laps.lap("root")
+	return s.await(ctx)
+}
+
+// ErrEnded says that the first process ended before execd answered; its end file may say how.
+var ErrEnded = errors.New("the sandbox has ended")
+
+func (s *Shell) await(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { s.control.Socket().SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	for {
+		var progress control.Progress
+		_, err := s.control.Receive(&progress)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET):
+			return ErrEnded
+		case err != nil:
+			return err
+		}
+		switch progress.Stage {
+		case control.Entered:
+			s.laps.lap("enter")
+		case control.Ready:
+			s.laps.lap("ready")
+			return nil
+		default:
+			return &Failure{Code: progress.Code, Step: progress.Step, Message: progress.Message}
+		}
+	}
+}
+
+// Commit lets the sandbox outlive this process. A first process that is gone meanwhile is no error: the caller, who
+// waits for its end anyway, will hear of it.
+func (s *Shell) Commit() {
+	s.control.Send(control.Commit{Committed: true})
+	s.release()
+}
+
+// release lets go of what only the making needed.
+func (s *Shell) release() {
+	s.control.Close()
+	s.sys.Close()
+	if s.user != nil {
+		s.user.Close()
+	}
+	s.undo = undo{}
+}
+
+func (s *Shell) root(spec *Spec, setup *control.Setup, files *fileList) error {
+	dir := filepath.Join(s.host.Files, spec.ID)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	s.undo.add(func() { os.RemoveAll(dir) })
+	for _, name := range []string{"upper", "work"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			return err
+		}
+	}
+	root, err := overlay(spec.Image, dir, s.user)
+	if err != nil {
+		return err
+	}
+	files.give(control.FileRoot, root)
+	for _, bind := range spec.Binds {
+		// Not idmapped: to these files the sandbox's root is a stranger and sees what everybody may see.
+		tree, err := cloneTree(bind.Source, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV, nil, 0)
+		if err != nil {
+			return err
+		}
+		setup.Binds = append(setup.Binds, bind.Target)
+		files.give(control.FileBind, tree)
+	}
+	// Rootless, the nodes are binds of their own.
+	dev, err := cloneTree(s.host.dev, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC, nil, unix.AT_RECURSIVE)
+	if err != nil {
+		return err
+	}
+	files.give(control.FileDev, dev)
+	files.borrow(control.FileSys, s.sys)
+
+	spool := filepath.Join(s.host.Spools, spec.ID)
+	if err := os.Mkdir(spool, 0o700); err != nil {
+		return err
+	}
+	s.undo.add(func() { os.RemoveAll(spool) })
+	opened, err := spoolDir(spool, s.user)
+	if err != nil {
+		return err
+	}
+	files.give(control.FileSpool, opened)
+	return nil
+}
+
+// sockets binds what the sandbox will listen on, so that nobody who connects comes too early.
+func (s *Shell) sockets(id string, files *fileList) error {
+	dir := filepath.Join(s.host.Run, id)
+	if err := os.Mkdir(dir, 0o750); err != nil {
+		return err
+	}
+	s.undo.add(func() { os.RemoveAll(dir) })
+	if err := os.Chown(dir, -1, s.host.Group); err != nil {
+		return err
+	}
+	for _, name := range []string{control.FileAPI, control.FilePorts} {
+		path := filepath.Join(dir, name)
+		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			return err
+		}
+		listener.SetUnlinkOnClose(false)
+		err = errors.Join(os.Chown(path, -1, s.host.Group), os.Chmod(path, 0o660))
+		var file *os.File
+		if err == nil {
+			file, err = listener.File()
+		}
+		listener.Close()
+		if err != nil {
+			return err
+		}
+		files.give(name, file)
+	}
+	return nil
+}
+
+func (s *Shell) cgroupFiles(files *fileList) error {
+	entry, err := s.Group.PayloadEntry()
+	if err != nil {
+		return err
+	}
+	for _, f := range entry.Files() {
+		files.give(control.FileCgroupEntry, f)
+	}
+	meter, err := s.Group.Meter()
+	if errors.Is(err, cgroup.ErrNoMeter) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, f := range meter.Files() {
+		files.give(control.FileCgroupMeter, f)
+	}
+	return nil
+}
+
+// fileList collects the open files of a Setup.
+type fileList struct {
+	names []string
+	files []*os.File
+	ours  []*os.File
+}
+
+// give adds a file that is closed once it was sent.
+func (l *fileList) give(name string, f *os.File) {
+	l.ours = append(l.ours, f)
+	l.borrow(name, f)
+}
+
+// borrow adds a file that stays open.
+func (l *fileList) borrow(name string, f *os.File) {
+	l.names = append(l.names, name)
+	l.files = append(l.files, f)
+}
+
+func (l *fileList) close() {
+	for _, f := range l.ours {
+		f.Close()
+	}
+}
+
+// undo is what to do if the next step fails, newest first.
+type undo struct{ steps []func() }
+
+func (u *undo) add(step func()) { u.steps = append(u.steps, step) }
+
+func (u *undo) run() {
+	for len(u.steps) > 0 {
+		last := len(u.steps) - 1
+		step := u.steps[last]
+		u.steps = u.steps[:last]
+		step()
+	}
+}
+
+// laps is a stopwatch.
+type laps struct {
+	start, last time.Time
+	times       map[string]float64
+}
+
+func newLaps() *laps {
+	now := time.Now()
+	return &laps{start: now, last: now, times: map[string]float64{}}
+}
+
+func (l *laps) lap(name string) {
+	now := time.Now()
+	l.times[name] = milliseconds(now.Sub(l.last))
+	l.last = now
+}
+
+func (l *laps) done() map[string]float64 {
+	l.times["total"] = milliseconds(time.Since(l.start))
+	return l.times
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
