@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metadata is written in the label syntax of Kubernetes, so that it can become labels there. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import parse_qsl
+
+from .errors import Code, OpenSandboxError
+
+RESERVED_PREFIX = "opensandbox.io/"
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_MOST_FILTERS = 64
+
+
+def check(metadata: Mapping[str, str]) -> None:
+    """Refuse keys and values that are not labels, and keys that belong to the platform."""
+    for key, value in metadata.items():
+        if key.startswith(RESERVED_PREFIX):
+            raise _refusal(f"The metadata key {key[:64]!r} is reserved: {RESERVED_PREFIX} belongs to the platform.")
+        if not is_key(key):
+            raise _refusal(f"The metadata key {key[:64]!r} is not a label key.")
+        if not is_value(value):
+            raise _refusal(f"The metadata value {value[:64]!r} of {key!r} is not a label value.")
+
+
+def is_key(key: str) -> bool:
+    """`name` or `prefix/name`; the prefix is a DNS name.
+
+    >>> is_key("team"), is_key("example.com/team"), is_key("no spaces")
+    (True, True, False)
+    """
+    prefix, slash, name = key.rpartition("/")
+    if slash and not (len(prefix) <= 253 and all(_DNS_LABEL.fullmatch(part) for part in prefix.split("."))):
+        return False
+    return _NAME.fullmatch(name) is not None
+
+
+def is_value(value: str) -> bool:
+    """At most 63 characters, or nothing at all."""
+    return value == "" or _NAME.fullmatch(value) is not None
+
+
+def parse_filter(text: str) -> dict[str, str]:
+    """The `metadata` query of a list: `key=value` pairs joined by &, each url-encoded once more by published clients.
+
+    >>> parse_filter("a=b%20c%26d&e=f")
+    {'a': 'b c&d', 'e': 'f'}
+    """
+    if not text:
+        return {}
+    try:
+        pairs = parse_qsl(
+            text, keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=_MOST_FILTERS
+        )
+    except ValueError:
+        raise _malformed(text) from None
+    wanted = dict(pairs)
+    if len(wanted) != len(set(pairs)) or "" in wanted:
+        raise _malformed(text)
+    return wanted
+
+
+def _refusal(message: str) -> OpenSandboxError:
+    return OpenSandboxError(Code.SANDBOX_INVALID_METADATA_LABEL, message)
+
+
+def _malformed(text: str) -> OpenSandboxError:
+    return OpenSandboxError(Code.INVALID_METADATA_FORMAT, f"The metadata filter {text[:64]!r} cannot be read.")

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store on a SQL database: plain synchronous SQLAlchemy Core, one thread hop per call.
+
+An asynchronous driver hops once per statement, fetch and commit, and a create took three times as long with it. A
+call that runs in a thread as a whole also cannot be cancelled half way: its transaction ends either way.
+
+SQLite has one writer at a time and lets the others poll for their turn with growing pauses; so here the writers of
+this process queue for one connection that stays open, and readers, which WAL never blocks, have their own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import anyio
+from anyio import to_thread
+from sqlalchemy import URL, Connection, Engine, Select, bindparam, create_engine, event, func, select, text
+from sqlalchemy.exc import DatabaseError
+
+from opensandbox_server.errors import CannotStart
+from opensandbox_server.ports import Page
+from opensandbox_server.sandbox import Sandbox, SandboxState
+
+from .migrations import migrate
+from .rows import Event, changing, event_row, from_row, micros, moment, to_row
+from .tables import instance as instances
+from .tables import sandbox_events, sandbox_metadata, sandboxes
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_READERS = 4
+_LARGEST_OFFSET = 1 << 40
+_NEWEST_FIRST = (sandboxes.c.created_at.desc(), sandboxes.c.id.desc())
+
+# Built once: SQLAlchemy then compiles each of them once.
+_INSERT = sandboxes.insert()
+_INSERT_METADATA = sandbox_metadata.insert()
+_INSERT_EVENT = sandbox_events.insert()
+_REPLACE = sandboxes.update().where(
+    sandboxes.c.id == bindparam("old_id"), sandboxes.c.version == bindparam("old_version")
+)
+_GET = select(sandboxes).where(sandboxes.c.id == bindparam("id"), sandboxes.c.tenant == bindparam("tenant"))
+_MINE = select(sandboxes).where(sandboxes.c.node == bindparam("node"), sandboxes.c.runtime == bindparam("runtime"))
+_FIND = _MINE.where(sandboxes.c.id == bindparam("id"))
+_WAITING = (
+    sandboxes.c.node == bindparam("node"),
+    sandboxes.c.runtime == bindparam("runtime"),
+    sandboxes.c.expires_at.is_not(None),
+    sandboxes.c.state != SandboxState.STOPPING.value,
+)
+_DUE = select(sandboxes).where(*_WAITING, sandboxes.c.expires_at <= bindparam("now")).order_by(sandboxes.c.expires_at)
+_NEXT = select(func.min(sandboxes.c.expires_at)).where(*_WAITING)
+
+
+class SqlStore:
+    """`ports.Store` on one database, for one node and one runtime. Made by `open_store`."""
+
+    def __init__(
+        self, engine: Engine, writer: Connection, *, node: str, runtime: str, instance: str, epoch: int
+    ) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._writing = threading.Lock()
+        self._write_turn = anyio.CapacityLimiter(1)
+        self._read_turn = anyio.CapacityLimiter(_READERS)
+        self._mine = {"node": node, "runtime": runtime}
+        self.instance = instance
+        """The id of the installation that this database belongs to."""
+        self.epoch = epoch
+        """Which start of the server on this node this is; grows by one each time."""
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    async def insert(self, sandbox: Sandbox) -> None:
+        await self._write(_insert, sandbox)
+
+    async def replace(self, old: Sandbox, new: Sandbox, *, event: str) -> bool:
+        if new.version != old.version + 1:
+            raise ValueError("a change takes the version one further")
+        return await self._write(_replace, old, new, event)
+
+    async def delete(self, sandbox_id: str) -> bool:
+        return await self._write(_delete, {**self._mine, "id": sandbox_id})
+
+    async def forget_events(self, before: datetime) -> int:
+        return await self._write(_forget, micros(before))
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    async def get(self, tenant: str, sandbox_id: str) -> Sandbox | None:
+        return await self._read(_one, _GET, {"id": sandbox_id, "tenant": tenant})
+
+    async def find(self, sandbox_id: str) -> Sandbox | None:
+        return await self._read(_one, _FIND, {**self._mine, "id": sandbox_id})
+
+    async def list(
+        self,
+        tenant: str,
+        *,
+        states: frozenset[SandboxState] = frozenset(),
+        metadata: dict[str, str] | None = None,
+        page: int = 1,
+        page_size: int = 20,
+    ) -> Page:
+        return await self._read(_page, _matching(tenant, states, metadata or {}), page, page_size)
+
+    async def due(self, now: datetime) -> tuple[Sandbox, ...]:
+        return await self._read(_all, _DUE, {**self._mine, "now": micros(now)})
+
+    async def next_expiry(self) -> datetime | None:
+        at = await self._read(_scalar, _NEXT, self._mine)
+        return moment(at) if at is not None else None
+
+    async def mine(self) -> tuple[Sandbox, ...]:
+        return await self._read(_all, _MINE, self._mine)
+
+    async def events(self, sandbox_id: str) -> tuple[Event, ...]:
+        """What happened to a sandbox, oldest first; also after it is gone."""
+        return await self._read(_events, sandbox_id)
+
+    # --------------------------------------------------------------------------------------------------------------
+
+    async def _write(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        def run() -> T:
+            # A request task that is cancelled natively gives its turn back while its thread is still at work.
+            with self._writing, self._writer.begin():
+                return work(self._writer, *args, **kwargs)
+
+        return await to_thread.run_sync(run, limiter=self._write_turn)
+
+    async def _read(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        def run() -> T:
+            with self._engine.connect() as connection:
+                return work(connection, *args, **kwargs)
+
+        return await to_thread.run_sync(run, limiter=self._read_turn)
+
+
+def _insert(connection: Connection, sandbox: Sandbox) -> None:
+    connection.execute(_INSERT, to_row(sandbox))
+    _insert_metadata(connection, sandbox)
+    connection.execute(_INSERT_EVENT, event_row(sandbox, "created", micros(sandbox.created_at)))
+
+
+def _replace(connection: Connection, old: Sandbox, new: Sandbox, event: str) -> bool:
+    taken = connection.execute(_REPLACE, {"old_id": old.id, "old_version": old.version, **changing(new)})
+    if taken.rowcount == 0:
+        return False
+    if new.metadata != old.metadata:
+        connection.execute(sandbox_metadata.delete().where(sandbox_metadata.c.sandbox_id == old.id))
+        _insert_metadata(connection, new)
+    at = micros(new.changed_at) if new.state is not old.state else _now()
+    connection.execute(_INSERT_EVENT, event_row(new, event, at))
+    return True
+
+
+def _delete(connection: Connection, which: dict[str, Any]) -> bool:
+    found = connection.execute(_FIND, which).one_or_none()
+    if found is None:
+        return False
+    connection.execute(sandboxes.delete().where(sandboxes.c.id == found.id))
+    connection.execute(_INSERT_EVENT, event_row(from_row(found), "deleted", _now()))
+    return True
+
+
+def _forget(connection: Connection, before: int) -> int:
+    return connection.execute(sandbox_events.delete().where(sandbox_events.c.at < before)).rowcount
+
+
+def _insert_metadata(connection: Connection, sandbox: Sandbox) -> None:
+    if sandbox.metadata:
+        connection.execute(
+            _INSERT_METADATA,
+            [{"sandbox_id": sandbox.id, "key": key, "value": value} for key, value in sandbox.metadata.items()],
+        )
+
+
+def _one(connection: Connection, query: Select[Any], values: dict[str, Any]) -> Sandbox | None:
+    row = connection.execute(query, values).one_or_none()
+    return from_row(row) if row is not None else None
+
+
+def _all(connection: Connection, query: Select[Any], values: dict[str, Any]) -> tuple[Sandbox, ...]:
+    return tuple(map(from_row, connection.execute(query, values)))
+
+
+def _scalar(connection: Connection, query: Select[Any], values: dict[str, Any]) -> Any:
+    return connection.execute(query, values).scalar()
+
+
+def _page(connection: Connection, wanted: Select[Any], page: int, page_size: int) -> Page:
+    total = connection.execute(select(func.count()).select_from(wanted.subquery())).scalar_one()
+    offset = (page - 1) * page_size
+    if offset >= min(total, _LARGEST_OFFSET):
+        return Page((), total)
+    # The page is cut from ids alone, which the index holds, so that rows are only read to be shown.
+    ids = wanted.order_by(*_NEWEST_FIRST).limit(page_size).offset(offset)
+    rows = connection.execute(select(sandboxes).where(sandboxes.c.id.in_(ids)).order_by(*_NEWEST_FIRST))
+    return Page(tuple(map(from_row, rows)), total)
+
+
+def _events(connection: Connection, sandbox_id: str) -> tuple[Event, ...]:
+    of = select(sandbox_events).where(sandbox_events.c.sandbox_id == sandbox_id).order_by(sandbox_events.c.seq)
+    return tuple(
+        Event(moment(row.at), row.event, SandboxState(row.state), row.version, row.reason, row.message)
+        for row in connection.execute(of)
+    )
+
+
+def _matching(tenant: str, states: frozenset[SandboxState], metadata: dict[str, str]) -> Select[Any]:
+    wanted = select(sandboxes.c.id).where(sandboxes.c.tenant == tenant)
+    if states:
+        wanted = wanted.where(sandboxes.c.state.in_(sorted(state.value for state in states)))
+    for key, value in metadata.items():
+        pair = sandbox_metadata.alias()
+        wanted = wanted.where(
+            sandboxes.c.id.in_(select(pair.c.sandbox_id).where(pair.c.key == key, pair.c.value == value))
+        )
+    return wanted
+
+
+@asynccontextmanager
+async def open_store(path: Path, *, node: str, runtime: str, instance: str | None = None) -> AsyncIterator[SqlStore]:
+    """The store in that file, made if it is not there, brought to the newest schema, and taken into a new epoch.
+
+    `instance` is the id that the state directory holds; a database of another installation is refused. A new
+    database takes that id, or makes one.
+
+    >>> async with open_store(state / "opensandbox.db", node="local", runtime="local") as store:  # doctest: +SKIP
+    ...     await store.get("default", sandbox_id)
+    """
+    engine = await to_thread.run_sync(_engine, path)
+    try:
+        writer, found, epoch = await to_thread.run_sync(_take, engine, path, node, runtime, instance)
+        try:
+            yield SqlStore(engine, writer, node=node, runtime=runtime, instance=found, epoch=epoch)
+        finally:
+            writer.close()
+    finally:
+        engine.dispose()
+
+
+def _engine(path: Path) -> Engine:
+    _make_private(path)
+    engine = create_engine(
+        URL.create("sqlite", database=str(path)),
+        connect_args={"check_same_thread": False},  # the threads of the readers come and go
+        pool_size=_READERS + 1,
+        max_overflow=0,
+        # Readers never write, so there is nothing to roll back when they give a connection back.
+        pool_reset_on_return=None,
+        isolation_level="AUTOCOMMIT",
+    )
+    event.listen(engine, "connect", _configure)
+    return engine
+
+
+def _take(engine: Engine, path: Path, node: str, runtime: str, instance: str | None) -> tuple[Connection, str, int]:
+    try:
+        writer = engine.connect().execution_options(isolation_level="SERIALIZABLE")
+        try:
+            with writer.begin():
+                # The driver opens no transaction before CREATE TABLE by itself, and half a migration must not stay.
+                writer.exec_driver_sql("BEGIN IMMEDIATE")
+                migrate(writer, str(path))
+                return writer, _identify(writer, path, instance), _next_epoch(writer, node, runtime)
+        except BaseException:
+            writer.close()
+            raise
+    except DatabaseError as error:
+        raise CannotStart(
+            f"{path} cannot be used: {error.orig}.", "Move it away, or start with another state directory."
+        ) from error
+
+
+def _identify(connection: Connection, path: Path, expected: str | None) -> str:
+    found: str | None = connection.execute(select(instances.c.id)).scalar()
+    if found is None:
+        found = expected or uuid.uuid4().hex
+        connection.execute(instances.insert(), {"id": found})
+    if expected is not None and found != expected:
+        raise CannotStart(
+            f"{path} belongs to another installation ({found[:8]}, this state directory is {expected[:8]}).",
+            "Put the database and the state directory of one installation together again.",
+        )
+    return found
+
+
+def _next_epoch(connection: Connection, node: str, runtime: str) -> int:
+    epoch: int = connection.execute(
+        text(
+            "INSERT INTO epochs (node, runtime, epoch) VALUES (:node, :runtime, 1)"
+            " ON CONFLICT (node, runtime) DO UPDATE SET epoch = epochs.epoch + 1 RETURNING epoch"
+        ),
+        {"node": node, "runtime": runtime},
+    ).scalar_one()
+    return epoch
+
+
+def _configure(connection: Any, record: Any) -> None:
+    cursor = connection.cursor()
+    for pragma in ("busy_timeout=5000", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _make_private(path: Path) -> None:
+    """Environments of sandboxes are in there; SQLite gives its other files the mode of this one."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise CannotStart(
+            f"{path} cannot be opened: {error.strerror}.", "Check its owner and the space on its disk."
+        ) from None
+
+
+def _now() -> int:
+    return micros(datetime.now(UTC))
