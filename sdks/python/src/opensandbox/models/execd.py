@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands, as values: how to run one, what it printed, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+
+from pydantic import ConfigDict, Field, model_validator
+
+from opensandbox.models.base import Value
+
+
+class OutputMessage(Value):
+    """A piece of output: a line without its terminator, which leads the next piece instead."""
+
+    text: str
+    timestamp: int
+    is_error: bool = False
+
+
+class ExecutionResult(Value):
+    """A value that running code gave back."""
+
+    text: str | None = None
+    timestamp: int
+    extra_properties: dict[str, str] = Field(default_factory=dict)
+
+
+class ExecutionError(Value):
+    """What went wrong. For a command `value` is its exit code as text, `-1` after a signal."""
+
+    name: str
+    value: str
+    timestamp: int
+    traceback: list[str] = Field(default_factory=list)
+
+
+class ExecutionComplete(Value):
+    """The execution ended well."""
+
+    timestamp: int
+    execution_time_in_millis: int
+
+
+class ExecutionInit(Value):
+    """The execution has begun; `id` is what `interrupt`, status and logs ask for."""
+
+    id: str
+    timestamp: int
+
+
+class ExecutionLogs(Value):
+    """Output in the order it came, one list per stream."""
+
+    stdout: list[OutputMessage] = Field(default_factory=list)
+    stderr: list[OutputMessage] = Field(default_factory=list)
+
+    def add_stdout(self, message: OutputMessage) -> None:
+        """Append to the output."""
+        self.stdout.append(message)
+
+    def add_stderr(self, message: OutputMessage) -> None:
+        """Append to the error output."""
+        self.stderr.append(message)
+
+
+class CommandEnd(Value):
+    """How a command ended. `reason` is one of `opensandbox.models.CommandEndReason`, or a newer one as plain text."""
+
+    reason: str
+    exit_code: int | None = None
+    signal: str | None = None
+    """Such as `SIGKILL`."""
+    message: str | None = None
+    output_truncated: bool | None = None
+
+
+class Execution(Value):
+    """A command that was run.
+
+    `exit_code` is 0 for success, the command's own code for a failure, -1 when a signal ended it, and
+    None for a command in the background. `end` tells a timeout, a signal and lack of memory apart.
+    """
+
+    id: str | None = None
+    execution_count: int | None = None
+    result: list[ExecutionResult] = Field(default_factory=list)
+    error: ExecutionError | None = None
+    complete: ExecutionComplete | None = None
+    exit_code: int | None = None
+    logs: ExecutionLogs = Field(default_factory=ExecutionLogs)
+    end: CommandEnd | None = None
+
+    def add_result(self, result: ExecutionResult) -> None:
+        """Append a result."""
+        self.result.append(result)
+
+    @property
+    def text(self) -> str:
+        """The standard output, then the results, as one text without a newline at the end."""
+        output = ""
+        for piece in [*(m.text for m in self.logs.stdout), *(r.text or "" for r in self.result)]:
+            # A sandbox may send lines with, or without, their terminators; both read the same here.
+            if output and not output.endswith("\n") and not piece.startswith("\n"):
+                output += "\n"
+            output += piece
+        return output.removesuffix("\n")
+
+
+class ExecutionHandlers(Value):
+    """Called as events arrive; asynchronous functions are awaited.
+
+    `skip_accumulation` keeps output out of the returned `Execution`, for commands that print more than should be
+    held in memory.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    on_stdout: Callable[[OutputMessage], Awaitable[None] | None] | None = None
+    on_stderr: Callable[[OutputMessage], Awaitable[None] | None] | None = None
+    on_result: Callable[[ExecutionResult], Awaitable[None] | None] | None = None
+    on_execution_complete: Callable[[ExecutionComplete], Awaitable[None] | None] | None = None
+    on_error: Callable[[ExecutionError], Awaitable[None] | None] | None = None
+    on_init: Callable[[ExecutionInit], Awaitable[None] | None] | None = None
+    skip_accumulation: bool = False
+
+
+class RunCommandOpts(Value):
+    """How to run a command.
+
+    `RunCommandOpts(working_directory="/srv", timeout=timedelta(seconds=5), envs={"A": "b"})`
+    """
+
+    background: bool = False
+    working_directory: str | None = None
+    timeout: timedelta | None = None
+    """After this time the command and all it started are killed."""
+    uid: int | None = Field(default=None, ge=0)
+    gid: int | None = Field(default=None, ge=0)
+    envs: dict[str, str] | None = None
+
+    @model_validator(mode="after")
+    def _gid_needs_uid(self) -> RunCommandOpts:
+        if self.gid is not None and self.uid is None:
+            raise ValueError("uid is required when gid is given")
+        return self
+
+
+class CommandStatus(Value):
+    """A command, running or ended."""
+
+    id: str | None = None
+    content: str | None = None
+    """The command as it was given."""
+    running: bool | None = None
+    exit_code: int | None = None
+    error: str | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    background: bool | None = None
+    end: CommandEnd | None = None
+
+
+class CommandLogs(Value):
+    """Output of a background command; pass `cursor` (a byte offset) to get what comes after it."""
+
+    content: str
+    cursor: int | None = None

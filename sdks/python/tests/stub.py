@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small HTTP server for tests: real sockets, and every byte of the answer in the test's hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from pydantic import BaseModel
+
+from opensandbox.wire import execd, lifecycle
+
+ID = "9ced3df2-0000-4000-8000-000000000001"
+TOKEN = {"X-EXECD-ACCESS-TOKEN": "secret-token"}
+
+
+@dataclass
+class Received:
+    """A request as it came in."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+    connection: int
+
+    @property
+    def path(self) -> str:
+        return urlsplit(self.target).path
+
+    @property
+    def params(self) -> list[tuple[str, str]]:
+        return parse_qsl(urlsplit(self.target).query)
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Reply:
+    """An answer. `chunks` are written one by one; `cut` breaks the connection after them."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    chunks: list[bytes] | None = None
+    cut: bool = False
+
+    @classmethod
+    def of(cls, document: object, status: int = 200, **headers: str) -> Reply:
+        return cls(status, json.dumps(document).encode(), {"Content-Type": "application/json", **headers})
+
+    @classmethod
+    def error(cls, status: int, code: str, message: str, **more: str) -> Reply:
+        return cls.of({"code": code, "message": message, **more}, status)
+
+
+# What the contract says about the bodies that are sent: a schema, or one for each value of a map or list.
+BODIES: dict[tuple[str, str], type[BaseModel]] = {
+    ("POST", "/v1/sandboxes"): lifecycle.CreateSandboxRequest,
+    ("POST", f"/v1/sandboxes/{ID}/renew-expiration"): lifecycle.RenewRequest,
+    ("POST", "/e/command"): execd.RunCommandRequest,
+    ("POST", "/e/directories"): execd.Permission,
+    ("POST", "/e/files/permissions"): execd.Permission,
+    ("POST", "/e/files/mv"): execd.Move,
+    ("POST", "/e/files/replace"): execd.Replacement,
+}
+
+
+def against_the_contract(received: Received) -> None:
+    """Fails when a body is not what the generated types of the contract allow."""
+    model = BODIES.get((received.method, received.path))
+    if model is None:
+        return
+    body = received.json()
+    whole = received.path.startswith("/v1/") or received.path == "/e/command"
+    for document in [body] if whole else body if isinstance(body, list) else body.values():
+        model.model_validate(document)
+        known = {field.alias or name for name, field in model.model_fields.items()}
+        assert set(document) <= known, f"{received.method} {received.path}: {set(document) - known}"
+
+
+Handler = Callable[[Received], Awaitable[Reply | None] | Reply | None]
+
+
+class Stub:
+    """Answers with `routes[(method, path)]`: a reply, a list of replies for successive requests, or a function.
+
+    A function that gives None breaks the connection without an answer.
+    """
+
+    def __init__(self) -> None:
+        self.routes: dict[tuple[str, str], Reply | list[Reply | None] | Handler] = {}
+        self.requests: list[Received] = []
+        self.connections = 0
+        self.open = 0
+        self.idle = asyncio.Event()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Stub:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+
+    @property
+    def address(self) -> str:
+        assert self._server is not None
+        host, port = self._server.sockets[0].getsockname()
+        return f"{host}:{port}"
+
+    def calls(self) -> list[str]:
+        """Method and path of each request so far."""
+        return [f"{r.method} {r.path}" for r in self.requests]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.open += 1
+        self.idle.clear()
+        number = self.connections
+        try:
+            while (received := await _read(reader, number)) is not None:
+                self.requests.append(received)
+                reply = await self._answer(received)
+                if reply is None:
+                    return
+                await _write(writer, reply)
+                if reply.cut:
+                    return
+        except ConnectionError:
+            pass
+        finally:
+            self.open -= 1
+            if not self.open:
+                self.idle.set()
+            writer.close()
+
+    async def _answer(self, received: Received) -> Reply | None:
+        route = self.routes.get((received.method, received.path))
+        if isinstance(route, list):
+            return route.pop(0) if len(route) > 1 else route[0]
+        if route is None or isinstance(route, Reply):
+            return route or Reply.error(404, "GENERAL::NOT_FOUND", f"stub: no {received.method} {received.path}")
+        outcome = route(received)
+        return outcome if isinstance(outcome, Reply) or outcome is None else await outcome
+
+
+async def _read(reader: asyncio.StreamReader, connection: int) -> Received | None:
+    line = await reader.readline()
+    if not line:
+        return None
+    method, target, _ = line.decode().split()
+    headers: dict[str, str] = {}
+    while (line := await reader.readline()).strip():
+        name, _, value = line.decode().partition(":")
+        headers[name.lower()] = value.strip()
+    if "content-length" in headers:
+        body = await reader.readexactly(int(headers["content-length"]))
+    elif headers.get("transfer-encoding") == "chunked":
+        parts = []
+        while size := int((await reader.readline()).strip(), 16):
+            parts.append(await reader.readexactly(size))
+            await reader.readline()
+        await reader.readline()
+        body = b"".join(parts)
+    else:
+        body = b""
+    return Received(method, target, headers, body, connection)
+
+
+async def _write(writer: asyncio.StreamWriter, reply: Reply) -> None:
+    headers = dict(reply.headers)
+    if reply.chunks is None:
+        headers["Content-Length"] = str(len(reply.body))
+    else:
+        headers["Transfer-Encoding"] = "chunked"
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    writer.write(f"HTTP/1.1 {reply.status} Stub\r\n{head}\r\n".encode())
+    if reply.chunks is None:
+        writer.write(reply.body)
+    else:
+        for chunk in reply.chunks:
+            writer.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+            await writer.drain()
+        if not reply.cut:
+            writer.write(b"0\r\n\r\n")
+    await writer.drain()
+
+
+def created(stub: Stub, **more: Any) -> Reply:
+    """The answer to a create; execd is the same stub, under /e."""
+    body = {
+        "id": ID,
+        "status": {"state": "Running"},
+        "createdAt": "2026-01-01T00:00:00Z",
+        "entrypoint": ["tail", "-f", "/dev/null"],
+        "endpoints": {"44772": {"endpoint": f"{stub.address}/e", "headers": TOKEN}},
+        **more,
+    }
+    return Reply.of({name: value for name, value in body.items() if value is not None}, 202)
