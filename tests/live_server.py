@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from opensandbox_server.statedir import run_dir
+
 START_SECONDS = 30.0
 STOP_SECONDS = 30.0
 SLEEP_FOREVER = ("sleep", "infinity")
@@ -261,7 +263,7 @@ class LiveServer:
 
     @property
     def run_dir(self) -> Path:
-        return Path("/run/opensandbox") / self.instance[:8]
+        return run_dir(self.instance, environ=self.environment)
 
     def command(self, *more: str) -> list[str]:
         return [*server_command(), *more, "--config", str(self.config), "--state-dir", str(self.state)]

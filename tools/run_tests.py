@@ -82,7 +82,12 @@ def _started(
         yield process
         process.wait()
     except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
+        # Interrupted tests still clean up; only what does not listen is killed.
+        os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         raise
     finally:
         alarm.cancel()
@@ -256,4 +261,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted")

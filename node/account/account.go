@@ -106,10 +106,13 @@ func Read() *Book {
 	if cache.book != nil && p == cache.passwd && g == cache.group && settled(p) && settled(g) {
 		return cache.book
 	}
-	passwd, _ := safefile.Read("/etc/passwd", limit)
-	group, _ := safefile.Read("/etc/group", limit)
-	cache.book, cache.passwd, cache.group = Parse(string(passwd), string(group)), p, g
-	return cache.book
+	passwd, err1 := safefile.Read("/etc/passwd", limit)
+	group, err2 := safefile.Read("/etc/group", limit)
+	book := Parse(string(passwd), string(group))
+	if err1 == nil && err2 == nil { // a failure may pass
+		cache.book, cache.passwd, cache.group = book, p, g
+	}
+	return book
 }
 
 // settled is false for a file changed so recently that a second change might not move its time stamp.

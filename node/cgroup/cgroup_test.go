@@ -645,6 +645,13 @@ func TestASecondLauncherFindsTheTreesNamespace(t *testing.T) {
 	}
 }
 
+func TestOurOwnNamespaceIsNotTakenForTheTrees(t *testing.T) {
+	if ns := foreignNamespace(strconv.Itoa(os.Getpid())); ns != nil {
+		ns.Close()
+		t.Error("a process of our own namespace gave it")
+	}
+}
+
 func TestASecondLauncherStartsOnTheSlotsOfADeadOne(t *testing.T) {
 	eachHost(t, func(t *testing.T, h *Host) {
 		name := tree(t, h)

@@ -285,9 +285,10 @@ func (g *Group) processes() ([]int, error) {
 				return nil, err
 			}
 			for _, line := range lines {
-				// 0 is a process of a foreign pid namespace: not ours to see, and kill(0) would be us.
+				// 0 is a process of a foreign pid namespace: not ours to see, and kill(0) would be us. 1 is
+				// this machine's init, never a sandbox's process, whoever moved it here.
 				pid, err := strconv.Atoi(line)
-				if err == nil && pid > 0 && pid != self && !slices.Contains(pids, pid) {
+				if err == nil && pid > 1 && pid != self && !slices.Contains(pids, pid) {
 					pids = append(pids, pid)
 				}
 			}

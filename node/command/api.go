@@ -54,7 +54,7 @@ func (r *Runner) serveRun(w http.ResponseWriter, req *http.Request) {
 	h.Set("X-Accel-Buffering", "no")
 	f := newFramer()
 	f.event(wire.ExecutionEventTypeInit, c.rec.ID)
-	if body.Background && c.proc != nil {
+	if body.Background && c.Pid() != 0 {
 		f.terminal(nil, time.Since(c.rec.StartedAt))
 		_, _ = w.Write(f.out)
 		return

@@ -60,14 +60,14 @@ type Runner struct {
 // Command is one run, from before its start until its record is dropped.
 type Command struct {
 	log     *Log
-	proc    *spawn.Process // nil when it did not start
-	pipes   []*pipe
 	why     atomic.Int32 // cause
 	oomFrom int64        // memory kills before it began
 	done    chan struct{}
 
-	mu  sync.Mutex
-	rec Record
+	mu    sync.Mutex
+	proc  *spawn.Process // nil until it has started, and when it did not
+	pipes []*pipe
+	rec   Record
 }
 
 // NewRunner opens the spool. Records of an earlier run of the daemon are kept; commands without an end in them are
@@ -110,10 +110,16 @@ func (c *Command) Done() <-chan struct{} { return c.done }
 
 // Pid is the process id; 0 when it did not start.
 func (c *Command) Pid() int {
-	if c.proc == nil {
-		return 0
+	if p := c.process(); p != nil {
+		return p.Pid
 	}
-	return c.proc.Pid
+	return 0
+}
+
+func (c *Command) process() *spawn.Process {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.proc
 }
 
 // Record gives what is known now.
@@ -204,6 +210,10 @@ func (r *Runner) start(l *launch) (*Command, error) {
 	// Before anyone can write its end: the last line of an id is the one that counts. The program runs meanwhile.
 	full := r.journal.write(&c.rec)
 	go r.watch(c, timer)
+	if r.isClosed() {
+		// Close came between admit and now, and could not see the process.
+		r.kill(c, byShutdown)
+	}
 	if full {
 		r.compact()
 	}
@@ -224,6 +234,12 @@ func (r *Runner) admit(c *Command) error {
 	r.order = append(r.order, c)
 	r.text += len(c.rec.Content)
 	return nil
+}
+
+func (r *Runner) isClosed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.closed
 }
 
 // prune drops records that are too old or too many, oldest first, never one that runs.
@@ -288,16 +304,20 @@ func (r *Runner) spawn(c *Command, l *launch) error {
 		count = 1
 	}
 	var ends [2]*os.File
+	var pipes []*pipe
+	discard := func() {
+		for _, p := range pipes {
+			_ = p.file.Close()
+		}
+	}
 	for i := range count {
 		p, w, err := newPipe(Stream(i))
 		if err != nil {
-			for _, p := range c.pipes {
-				_ = p.file.Close()
-			}
+			discard()
 			return err
 		}
 		defer w.Close()
-		c.pipes, ends[i] = append(c.pipes, p), w
+		pipes, ends[i] = append(pipes, p), w
 	}
 	if l.merge {
 		ends[1] = ends[0]
@@ -313,15 +333,15 @@ func (r *Runner) spawn(c *Command, l *launch) error {
 		}
 	}
 	if err != nil {
-		for _, p := range c.pipes {
-			_ = p.file.Close()
-		}
+		discard()
 		return err
 	}
-	c.proc = proc
-	c.log.opened(len(c.pipes))
-	r.running.Add(len(c.pipes))
-	for _, p := range c.pipes {
+	c.mu.Lock()
+	c.proc, c.pipes = proc, pipes
+	c.mu.Unlock()
+	c.log.opened(len(pipes))
+	r.running.Add(len(pipes))
+	for _, p := range pipes {
 		go func() {
 			defer r.running.Done()
 			p.copy(c.log)
@@ -346,23 +366,25 @@ func (r *Runner) reclaim() bool {
 	r.mu.Lock()
 	var bomb *Command
 	running := map[int]bool{}
+	pid := 0
 	for _, c := range r.order {
-		if c.proc == nil {
+		own := c.Pid()
+		if own == 0 {
 			continue
 		}
 		if !c.ended() {
-			running[c.proc.Pid] = true
-		} else if bomb == nil || sessions[c.proc.Pid] >= sessions[bomb.proc.Pid] {
-			bomb = c
+			running[own] = true
+		} else if bomb == nil || sessions[own] >= sessions[pid] {
+			bomb, pid = c, own
 		}
 	}
 	r.mu.Unlock()
 	// A pid that came round again belongs to the younger command.
-	if bomb == nil || running[bomb.proc.Pid] || sessions[bomb.proc.Pid] <= total/2 {
+	if bomb == nil || running[pid] || sessions[pid] <= total/2 {
 		return false
 	}
-	r.Log.Warn("killing what a finished command left: it fills the sandbox", "command", bomb.rec.ID, "processes", sessions[bomb.proc.Pid])
-	tree := spawn.NewTree(bomb.proc.Pid)
+	r.Log.Warn("killing what a finished command left: it fills the sandbox", "command", bomb.rec.ID, "processes", sessions[pid])
+	tree := spawn.NewTree(pid)
 	defer tree.Close()
 	tree.Kill()
 	bomb.mu.Lock()
@@ -435,11 +457,12 @@ func (r *Runner) Interrupt(ctx context.Context, id string) error {
 	if id == EntrypointID {
 		return reply.Errorf(wire.CodeRuntimeError, "The entry point is the sandbox's main process.").WithHint("Delete the sandbox to end it.")
 	}
-	if c.ended() || c.proc == nil {
+	proc := c.process()
+	if c.ended() || proc == nil {
 		return reply.Errorf(wire.CodeRuntimeError, "Command %s has already ended.", id).WithHint("Ask for its status to see how.")
 	}
 	c.why.CompareAndSwap(int32(nobody), int32(byInterrupt))
-	tree := spawn.NewTree(c.proc.Pid)
+	tree := spawn.NewTree(proc.Pid)
 	defer tree.Close()
 	tree.Terminate()
 	// Whoever was forked while the others were being asked was not asked.
@@ -457,10 +480,11 @@ func (r *Runner) Interrupt(ctx context.Context, id string) error {
 // Terminate ends the entry point, giving it time to leave by itself, and waits for its end.
 func (r *Runner) Terminate(c *Command) {
 	c.why.CompareAndSwap(int32(nobody), int32(byShutdown))
-	tree := spawn.NewTree(c.proc.Pid)
+	proc := c.process()
+	tree := spawn.NewTree(proc.Pid)
 	defer tree.Close()
 	tree.Scan()
-	_ = c.proc.SignalGroup(unix.SIGTERM)
+	_ = proc.SignalGroup(unix.SIGTERM)
 	select {
 	case <-c.done:
 		return
@@ -472,15 +496,16 @@ func (r *Runner) Terminate(c *Command) {
 
 // kill ends a command at once, with all that came out of it.
 func (r *Runner) kill(c *Command, why cause) {
-	if c.proc == nil || c.ended() {
+	proc := c.process()
+	if proc == nil || c.ended() {
 		return
 	}
 	c.why.CompareAndSwap(int32(nobody), int32(why))
-	tree := spawn.NewTree(c.proc.Pid)
+	tree := spawn.NewTree(proc.Pid)
 	defer tree.Close()
 	tree.Kill()
 	// Also where /proc could not be read.
-	_ = c.proc.SignalGroup(unix.SIGKILL)
+	_ = proc.SignalGroup(unix.SIGKILL)
 }
 
 // Close refuses new commands, ends the running ones and waits for them, but not longer than ctx allows.
@@ -499,9 +524,11 @@ func (r *Runner) Close(ctx context.Context) error {
 			return ctx.Err()
 		}
 		// Somebody who left the command's tree may still hold a pipe.
+		c.mu.Lock()
 		for _, p := range c.pipes {
 			_ = p.file.Close()
 		}
+		c.mu.Unlock()
 	}
 	r.running.Wait()
 	r.journal.close()

@@ -22,11 +22,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"opensandbox.io/node/reply"
+	"opensandbox.io/node/testcage"
 	"opensandbox.io/node/testleak"
 	"opensandbox.io/node/wire"
 )
 
-func TestMain(m *testing.M) { testleak.Main(m) }
+func TestMain(m *testing.M) { testcage.Main(m, testleak.Main) }
 
 type bench struct {
 	*testing.T
@@ -242,7 +243,7 @@ func TestUploadRefuses(t *testing.T) {
 		"negative mode":    {[]upload{{meta(b.path("x"), -644), "x", "x"}}, "INVALID_FILE_METADATA"},
 		"owner":            {[]upload{{`{"path":"/tmp/x","owner":"no-such-user"}`, "x", "x"}}, "INVALID_FILE_METADATA"},
 		"directory":        {[]upload{{meta(b.dir, 0), "x", "x"}}, "INVALID_FILE"},
-		"root":             {[]upload{{meta("/", 0), "x", "x"}}, ""},
+		"itself":           {[]upload{{meta(b.dir+"/.", 0), "x", "x"}}, ""},
 		"below a file":     {[]upload{{meta(b.path("file/x"), 0), "x", "x"}}, "INVALID_FILE"},
 		"NUL":              {[]upload{{`{"path":"/tmp/a\u0000b"}`, "x", "x"}}, "INVALID_REQUEST_BODY"},
 		"name too long":    {[]upload{{meta(b.path(strings.Repeat("x", 300)), 0), "x", "x"}}, "INVALID_FILE"},
@@ -384,9 +385,10 @@ func TestDownloadLines(t *testing.T) {
 }
 
 // What a program in the sandbox can plant where a path leads: none of it may hang, or open what is not a file, or
-// reach the daemon's own descriptors.
+// reach the daemon's own descriptors. Every target is one of the test's own: were it reached, nothing else would be lost.
 func TestPlantedThings(t *testing.T) {
 	b := newBench(t)
+	t.Chdir(b.dir) // /proc/self/cwd
 	secret := b.put("secret", "secret")
 	held, err := os.Open(secret) // like the daemon's spool
 	if err != nil {
@@ -398,12 +400,16 @@ func TestPlantedThings(t *testing.T) {
 	if err := unix.Mkfifo(fifo, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for name, target := range map[string]string{"magic": magic, "root": "/proc/self/root/etc/passwd", "exe": "/proc/self/exe", "loop": "loop", "tofifo": "fifo", "proc": "/proc/version", "dirmagic": "/proc/self/fd", "self": "/proc/self/cwd"} {
+	for name, target := range map[string]string{"magic": magic, "root": "/proc/self/root" + secret, "loop": "loop", "tofifo": "fifo", "proc": "/proc/version", "dirmagic": "/proc/self/fd", "self": "/proc/self/cwd"} {
 		if err := os.Symlink(target, b.path(name)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	hostile := []string{magic, b.path("magic"), b.path("root"), b.path("exe"), b.path("loop"), fifo, b.path("tofifo"), "/dev/zero", "/dev/tty", b.path("proc"), b.path("dirmagic/0"), b.path("self/secret"), "/proc/self/environ", "/proc/../proc/self/environ"}
+	hostile := []string{magic, b.path("magic"), b.path("root"), b.path("loop"), fifo, b.path("tofifo"), b.path("proc"), b.path("self/secret"), "/proc/self/environ", "/proc/../proc/self/environ"}
+	hostile = append(hostile, b.path(fmt.Sprintf("dirmagic/%d", held.Fd())))
+	if device := b.path("zero"); unix.Mknod(device, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))) == nil { // with the rights for it
+		hostile = append(hostile, device)
+	}
 	for _, p := range hostile {
 		if status, _, body := b.call("GET", "/files/download", q("path", p), nil); status < 400 {
 			t.Errorf("download %s: %d %.40q", p, status, body)
@@ -415,7 +421,7 @@ func TestPlantedThings(t *testing.T) {
 			t.Errorf("replace %s: %d", p, status)
 		}
 	}
-	for _, p := range []string{magic, b.path("magic"), b.path("exe"), "/proc/self/environ"} {
+	for _, p := range []string{magic, b.path("magic"), b.path("root"), "/proc/self/environ"} {
 		if status, _, body := b.call("POST", "/files/permissions", nil, map[string]any{p: map[string]any{"mode": 777}}); status < 400 {
 			t.Errorf("permissions %s: %d %s", p, status, body)
 		}
@@ -735,9 +741,9 @@ func TestDelete(t *testing.T) {
 		query url.Values
 		want  int
 	}{
-		{"/files", q("path", b.path("a"), "path", b.path("nope"), "path", b.path("no/pe")), 200}, {"/files", q("path", b.path("d")), 500}, {"/files", q(), 400}, {"/files", q("path", "/"), 500},
-		{"/directories", q("path", b.path("d"), "path", b.path("nope")), 200}, {"/directories", q("path", "/"), 400}, {"/directories", q("path", b.dir+"/."), 400}, {"/directories", q("path", b.dir+"/x/.."), 200}, {"/directories", q(), 400},
-		{"/directories", q("path", "/proc/self"), 501}, {"/files", q("path", "/proc/self/comm"), 501},
+		{"/files", q("path", b.path("a"), "path", b.path("nope"), "path", b.path("no/pe")), 200}, {"/files", q("path", b.path("d")), 500}, {"/files", q(), 400}, {"/files", q("path", b.dir+"/d/."), 500},
+		{"/directories", q("path", b.path("d"), "path", b.path("nope")), 200}, {"/directories", q("path", b.dir+"/."), 400}, {"/directories", q("path", b.dir+"/x/.."), 200}, {"/directories", q(), 400},
+		{"/files", q("path", "/proc/self/comm"), 501},
 	} {
 		if status, _, body := b.call("DELETE", c.route, c.query, nil); status != c.want {
 			t.Errorf("%s %v: %d %s", c.route, c.query, status, body)
@@ -745,6 +751,14 @@ func TestDelete(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(b.dir); len(left) != 0 {
 		t.Errorf("left: %v", left)
+	}
+	// The root directory is such a "." too; that it is, is looked at here and never tried.
+	for _, p := range []string{"/", "//", "/.", "/..", "/tmp/.."} {
+		at, err := open(p, false)
+		if err != nil || at.name != "." {
+			t.Errorf("%s: %+v %v", p, at, err)
+		}
+		at.Close()
 	}
 	// Deep, and wider than what is read at once.
 	deep := b.dir

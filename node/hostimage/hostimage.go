@@ -14,6 +14,8 @@
 package hostimage
 
 import (
+	"fmt"
+	"os"
 	"regexp"
 	"strings"
 
@@ -77,3 +79,35 @@ func Env() []string {
 // Binds are the directories of this machine to bind read-only: /usr, and the old top-level ones where they are
 // not links into it.
 func Binds() []string { return machine{"/"}.binds() }
+
+// Warnings are wishes of a request's environment that the image cannot fulfil: published images choose versions of
+// languages by variables, here there is only what this machine has.
+func Warnings(env map[string]string) []string { return machine{"/"}.warnings(env) }
+
+func (m machine) warnings(env map[string]string) []string {
+	var warnings []string
+	if wanted := env["PYTHON_VERSION"]; wanted != "" {
+		switch have := m.python(); {
+		case have == "":
+			warnings = append(warnings, fmt.Sprintf("PYTHON_VERSION is %.20q, but this machine has no Python in /usr.", wanted))
+		case wanted != have && !strings.HasPrefix(wanted, have+"."):
+			warnings = append(warnings, fmt.Sprintf("PYTHON_VERSION is %.20q, but this machine has Python %s.", wanted, have))
+		}
+	}
+	for _, language := range []struct{ variable, name, program string }{
+		{"NODE_VERSION", "Node.js", "usr/bin/node"},
+		{"JAVA_VERSION", "Java", "usr/bin/java"},
+		{"GO_VERSION", "Go", "usr/bin/go"},
+	} {
+		wanted := env[language.variable]
+		if wanted == "" {
+			continue
+		}
+		if _, err := os.Stat(m.path(language.program)); err != nil {
+			warnings = append(warnings, fmt.Sprintf("%s is %.20q, but this machine has no %s in /usr.", language.variable, wanted, language.name))
+		} else {
+			warnings = append(warnings, fmt.Sprintf("%s is %.20q; the sandbox has the %s of this machine, whatever its version.", language.variable, wanted, language.name))
+		}
+	}
+	return warnings
+}

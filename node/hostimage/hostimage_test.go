@@ -434,3 +434,29 @@ func TestEntryPointKeepsRunning(t *testing.T) {
 		t.Errorf("said %q", out)
 	}
 }
+
+func TestVersionsThatAreNotThereAreSaid(t *testing.T) {
+	m := machine{t.TempDir()}
+	for _, dir := range []string{"usr/bin"} {
+		if err := os.MkdirAll(m.path(dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := m.warnings(map[string]string{"PYTHON_VERSION": "3.11", "OTHER": "1"}); len(got) != 1 || !strings.Contains(got[0], "no Python") {
+		t.Errorf("without Python: %q", got)
+	}
+	if err := os.Symlink("python3.11", m.path("usr/bin/python3")); err != nil {
+		t.Fatal(err)
+	}
+	for wanted, count := range map[string]int{"3.11": 0, "3.11.2": 0, "3.1": 1, "3.12": 1, "": 0} {
+		if got := m.warnings(map[string]string{"PYTHON_VERSION": wanted}); len(got) != count {
+			t.Errorf("PYTHON_VERSION %q: %q", wanted, got)
+		}
+	}
+	if got := m.warnings(map[string]string{"NODE_VERSION": "20", "GO_VERSION": "1.22"}); len(got) != 2 {
+		t.Errorf("Node and Go: %q", got)
+	}
+	if got := m.warnings(nil); got != nil {
+		t.Errorf("nothing asked, yet %q", got)
+	}
+}

@@ -25,6 +25,7 @@ import (
 
 	"opensandbox.io/node/cgroup"
 	"opensandbox.io/node/control"
+	"opensandbox.io/node/wipe"
 )
 
 // Host is where sandboxes are made: directories and rights, the same for all of them.
@@ -350,7 +351,7 @@ func (s *Shell) root(spec *Spec, setup *control.Setup, files *fileList) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	s.undo.add(func() { os.RemoveAll(dir) })
+	s.undo.add(func() { wipe.Tree(dir) })
 	for _, name := range []string{"upper", "work"} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
 			return err
@@ -382,7 +383,7 @@ func (s *Shell) root(spec *Spec, setup *control.Setup, files *fileList) error {
 	if err := os.Mkdir(spool, 0o700); err != nil {
 		return err
 	}
-	s.undo.add(func() { os.RemoveAll(spool) })
+	s.undo.add(func() { wipe.Tree(spool) })
 	opened, err := spoolDir(spool, s.user)
 	if err != nil {
 		return err
@@ -397,7 +398,7 @@ func (s *Shell) sockets(id string, files *fileList) error {
 	if err := os.Mkdir(dir, 0o750); err != nil {
 		return err
 	}
-	s.undo.add(func() { os.RemoveAll(dir) })
+	s.undo.add(func() { wipe.Tree(dir) })
 	if err := os.Chown(dir, -1, s.host.Group); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"opensandbox.io/node/cgroup"
 	"opensandbox.io/node/launch"
 	"opensandbox.io/node/record"
+	"opensandbox.io/node/wipe"
 	"opensandbox.io/node/wire"
 )
 
@@ -113,7 +114,7 @@ func (d *Daemon) sweep() {
 		err = errors.Join(err, failed)
 		for _, entry := range entries {
 			if isUUID(entry.Name()) && !known(entry.Name()) {
-				err = errors.Join(err, os.RemoveAll(filepath.Join(dir, entry.Name())))
+				err = errors.Join(err, wipe.Tree(filepath.Join(dir, entry.Name())))
 			}
 		}
 	}
@@ -125,7 +126,7 @@ func (d *Daemon) sweep() {
 	}
 	for _, entry := range images {
 		if !used[entry.Name()] {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(d.images, entry.Name())))
+			err = errors.Join(err, wipe.Tree(filepath.Join(d.images, entry.Name())))
 		}
 	}
 	d.blocks.Sweep()

@@ -5,7 +5,6 @@ package sandboxd
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"io"
 	"net/http"
 	"os"
@@ -229,17 +228,8 @@ func (d *Daemon) postShutdown(w http.ResponseWriter, r *http.Request) error {
 			return reply.Errorf(wire.CodeNodeBusy, "%d sandboxes live.", n)
 		}
 	case wire.ShutdownRequestWhenAll:
-		for _, s := range d.all() {
-			<-s.made
-			d.end(s, wire.NodeEndReasonKilled)
-		}
-		for _, s := range d.all() {
-			select {
-			case <-s.ended:
-			case <-s.gone:
-			case <-r.Context().Done():
-				return errors.New("the caller went away")
-			}
+		if err := d.endAll(r.Context()); err != nil {
+			return err
 		}
 	default:
 		return invalid("when must be idle or all, not %q.", short(string(request.When)))

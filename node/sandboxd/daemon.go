@@ -32,6 +32,7 @@ import (
 // Daemon is sandboxd at work.
 type Daemon struct {
 	config   Config
+	lock     *os.File
 	log      *slog.Logger
 	instance string
 	bootID   string
@@ -80,6 +81,7 @@ func Run(config Config, uid int, log *slog.Logger, ready func(socket string)) er
 		return err
 	}
 	defer lock.Close()
+	d.lock = lock
 	if err := d.settleIn(uid); err != nil {
 		return err
 	}

@@ -217,6 +217,22 @@ func TestAPidThatChangedHandsIsNotTouched(t *testing.T) {
 	n.checkClean()
 }
 
+func TestAStateDirectoryThatIsRemovedTakesEverythingWithIt(t *testing.T) {
+	n := newNode(t)
+	b := n.create(request())
+	if err := os.RemoveAll(n.state); err != nil {
+		t.Fatal(err)
+	}
+	n.call("GET", "/version", nil, nil) // makes it look
+	if err := n.leaves(); err != nil {
+		t.Fatal(err)
+	}
+	waitGone(t, *b.PID)
+	if _, err := os.Stat(n.run); err == nil {
+		t.Error("the run directory is left")
+	}
+}
+
 func TestStraysAreSwept(t *testing.T) {
 	n := newNode(t)
 	n.kill()

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"opensandbox.io/node/wire"
 )
 
@@ -235,4 +237,29 @@ func TestBombsEndTheCommandNotTheSandbox(t *testing.T) {
 func atoi(s string) int {
 	n, _ := strconv.Atoi(strings.TrimSpace(s))
 	return n
+}
+
+// A program may nest directories deeper than sandboxd may have files open; they must go with the sandbox.
+func TestBottomlessTreeIsRemoved(t *testing.T) {
+	n := newNode(t)
+	b := n.create(request("sleep", "infinity"))
+	var limit unix.Rlimit
+	if err := unix.Prlimit(n.pid(), unix.RLIMIT_NOFILE, nil, &limit); err != nil {
+		t.Fatal(err)
+	}
+	few := limit
+	few.Cur = 256 // instead of a tree that takes long to make
+	if err := unix.Prlimit(n.pid(), unix.RLIMIT_NOFILE, &few, nil); err != nil {
+		t.Fatal(err)
+	}
+	if out := b.out(`python3 -c '
+import os
+for _ in range(1000):
+    os.mkdir("d")
+    os.chdir("d")
+print("deep")'`); out != "deep" {
+		t.Fatal(out)
+	}
+	n.delete(b.ID)
+	n.checkClean()
 }

@@ -3,6 +3,9 @@
 package sandboxd
 
 import (
+	"context"
+	"errors"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -62,6 +65,12 @@ func (d *Daemon) live() {
 			return
 		}
 		now := time.Now()
+		if d.abandoned() {
+			d.log.Error("leaving: the state directory was removed", "sandboxes", d.living())
+			d.endAll(context.Background())
+			d.life.leave()
+			return
+		}
 		timer.Reset(min(d.enforceDeadlines(now), d.considerLeaving(now), recheck))
 	}
 }
@@ -113,6 +122,34 @@ func (d *Daemon) considerLeaving(now time.Time) time.Duration {
 		d.life.leave()
 	}
 	return wait
+}
+
+// abandoned tells that the state directory is gone, or another one in its place: no server will ever find this sandboxd
+// or its sandboxes again.
+func (d *Daemon) abandoned() bool {
+	here, err := d.lock.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(d.lock.Name())
+	return errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(here, there)
+}
+
+// endAll ends every sandbox and waits until all have ended.
+func (d *Daemon) endAll(ctx context.Context) error {
+	for _, s := range d.all() {
+		<-s.made
+		d.end(s, wire.NodeEndReasonKilled)
+	}
+	for _, s := range d.all() {
+		select {
+		case <-s.ended:
+		case <-s.gone:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // living counts the sandboxes that have, or are getting, a process.

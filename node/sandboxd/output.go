@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"opensandbox.io/node/wipe"
 	"opensandbox.io/node/wire"
 )
 
@@ -42,7 +43,7 @@ func (d *Daemon) keepOutput(id string) error {
 	if err == nil && len(text) > 0 {
 		err = d.records.SaveOutput(id, text)
 	}
-	return errors.Join(err, os.RemoveAll(dir))
+	return errors.Join(err, wipe.Tree(dir))
 }
 
 // readTail reads the end of a file in a directory that hostile code may have written to: no link is followed, and

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -19,6 +18,7 @@ import (
 	"opensandbox.io/node/launch"
 	"opensandbox.io/node/record"
 	"opensandbox.io/node/reply"
+	"opensandbox.io/node/wipe"
 	"opensandbox.io/node/wire"
 )
 
@@ -91,6 +91,7 @@ func (d *Daemon) create(ctx context.Context, p *plan) (wire.Report, error) {
 		ID: p.request.ID, Generation: p.request.Generation, Protocol: Protocol, Phase: record.Running,
 		CreatedAt: time.Now().UTC(), Deadline: p.request.Deadline, BootID: d.bootID, CgroupTree: d.tree,
 		Image: p.image, ImageDigest: d.image.digest, Entrypoint: p.request.Entrypoint,
+		Warnings: hostimage.Warnings(p.request.Env),
 	})
 	s.cancel = cancel
 	defer close(s.made)
@@ -164,7 +165,7 @@ func (d *Daemon) endedEarly(s *sandbox) error {
 	}
 	last := d.records.LogTail(s.record.ID, 4<<10)
 	d.giveBack(s)
-	os.RemoveAll(filepath.Join(d.spools, s.record.ID))
+	wipe.Tree(filepath.Join(d.spools, s.record.ID))
 	d.log.Error("the first process ended without a word", "sandbox", s.record.ID, "log", last)
 	return &launch.Failure{Step: "start", Message: "the sandbox's first process ended unexpectedly"}
 }
@@ -319,8 +320,8 @@ func (d *Daemon) giveBack(s *sandbox) {
 			d.log.Error("left behind", "sandbox", id, "what", what, "error", err)
 		}
 	}
-	warn("sockets", os.RemoveAll(filepath.Join(d.runDir, id)))
-	warn("files", os.RemoveAll(filepath.Join(d.files, id)))
+	warn("sockets", wipe.Tree(filepath.Join(d.runDir, id)))
+	warn("files", wipe.Tree(filepath.Join(d.files, id)))
 	if s.group != nil {
 		warn("control group", s.group.Remove())
 	}
@@ -385,7 +386,7 @@ func (d *Daemon) removeNow(s *sandbox) {
 // wipe forgets a sandbox that has ended.
 func (d *Daemon) wipe(s *sandbox) {
 	id := s.record.ID
-	if err := os.RemoveAll(filepath.Join(d.spools, id)); err != nil {
+	if err := wipe.Tree(filepath.Join(d.spools, id)); err != nil {
 		d.log.Error("left behind", "sandbox", id, "what", "output", "error", err)
 	}
 	if err := d.records.Remove(id); err != nil {

@@ -22,8 +22,11 @@ import (
 func TestCreateCommandFileDelete(t *testing.T) {
 	n := newNode(t)
 	r := request("sh", "-c", "echo up; exec sleep infinity")
-	r.Env = map[string]string{"GREETING": "hello"}
+	r.Env = map[string]string{"GREETING": "hello", "PYTHON_VERSION": "2.7"}
 	b := n.create(r)
+	if len(b.Warnings) != 1 || !strings.Contains(b.Warnings[0], "PYTHON_VERSION") {
+		t.Errorf("warnings %q", b.Warnings)
+	}
 	if b.State != wire.ReportStateRunning || b.Image != "host" || b.PID == nil || b.APISocket == "" {
 		t.Fatalf("report %+v", b.Report)
 	}

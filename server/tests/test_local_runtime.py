@@ -34,7 +34,7 @@ SPEC = LaunchSpec(
     token_sha256="ab" * 32,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_blocking")]
 
 
 @pytest.fixture

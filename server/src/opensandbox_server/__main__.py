@@ -208,9 +208,9 @@ def _tell_runtime(runtime: LocalRuntime) -> None:
         return
     how = "rootless" if host.rootless else "root"
     _line("runtime", f"{runtime.name}: Linux {host.kernel}, cgroup {host.cgroup.value}, {how}")
-    _line("isolation", "full" if not host.missing else f"not enforced here: {host.missing[0]}")
-    for missing in host.missing[1:]:
-        _line("", f"                   {missing}")
+    _line("isolation", "in part; this host does not enforce:" if host.missing else "full")
+    for missing in host.missing:
+        _line("", f"- {missing}")
 
 
 def _other_addresses(sockets: list[socket.socket]) -> str:

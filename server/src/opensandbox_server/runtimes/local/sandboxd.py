@@ -276,7 +276,8 @@ async def _first_line(process: subprocess.Popen[bytes]) -> bytes:
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
     code = process.wait()
-    _log.info("sandboxd (pid %d) ended with code %d", process.pid, code)
+    # An ordinary user's sandboxd starts itself again in a user namespace, and its first process ends with 0.
+    _log.log(logging.WARNING if code else logging.DEBUG, "sandboxd (pid %d) ended with code %d", process.pid, code)
 
 
 def _last_line(log: Path) -> str:
