@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -50,6 +51,8 @@ type Host struct {
 	home *os.File
 	// program is what first processes execute.
 	program *os.File
+	// attachLayers is set once this kernel has refused an overlay of detached layers.
+	attachLayers atomic.Bool
 }
 
 // Prepare makes ready what all sandboxes share. Call it once, in sandboxd's own mount namespace.
@@ -357,7 +360,7 @@ func (s *Shell) root(spec *Spec, setup *control.Setup, files *fileList) error {
 			return err
 		}
 	}
-	root, err := overlay(spec.Image, dir, s.user)
+	root, err := s.host.overlay(spec.Image, dir, s.user)
 	if err != nil {
 		return err
 	}

@@ -62,7 +62,7 @@ func cloneTree(path string, attributes uint64, userns *os.File, flags uint) (*os
 }
 
 // overlay makes the sandbox's root: a writable layer in dir over a read-only image.
-func overlay(image, dir string, userns *os.File) (*os.File, error) {
+func (h *Host) overlay(image, dir string, userns *os.File) (*os.File, error) {
 	lower, err := cloneTree(image, 0, userns, 0)
 	if err != nil {
 		return nil, err
@@ -73,6 +73,51 @@ func overlay(image, dir string, userns *os.File) (*os.File, error) {
 		return nil, err
 	}
 	defer layer.Close()
+	if !h.attachLayers.Load() {
+		root, err := overlayOf(lower, layer, userns)
+		if !errors.Is(err, unix.EINVAL) {
+			return root, err
+		}
+	}
+	// Before Linux 6.15 overlayfs refuses layers that hang nowhere. Later ones need not pay for this.
+	detach, err := attach(dir, lower, layer)
+	if err != nil {
+		return nil, err
+	}
+	defer detach()
+	root, err := overlayOf(lower, layer, userns)
+	if err == nil {
+		h.attachLayers.Store(true)
+	}
+	return root, err
+}
+
+// attach hangs detached trees into this process's own mount namespace for a moment.
+func attach(where string, trees ...*os.File) (detach func(), err error) {
+	var points []string
+	detach = func() {
+		for _, point := range points {
+			unix.Unmount(point, unix.MNT_DETACH)
+			os.Remove(point)
+		}
+	}
+	for i, tree := range trees {
+		point := filepath.Join(where, "layer"+strconv.Itoa(i))
+		if err := os.Mkdir(point, 0o700); err != nil {
+			detach()
+			return nil, err
+		}
+		points = append(points, point)
+		if err := unix.MoveMount(int(tree.Fd()), "", unix.AT_FDCWD, point, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+			detach()
+			return nil, fmt.Errorf("attach %s: %w", tree.Name(), err)
+		}
+	}
+	return detach, nil
+}
+
+// overlayOf mounts two layers as the id that will own what is written.
+func overlayOf(lower, layer, userns *os.File) (*os.File, error) {
 	// By the numbers of open files: /proc/mounts inside shows these options, and paths of the host are none of its
 	// business.
 	if userns == nil {
