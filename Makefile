@@ -66,7 +66,7 @@ generate: $(VENV) ## write the types and reference pages that come from spec/ an
 	@cd node && go generate ./...
 
 .PHONY: test-all
-test-all: setup setup-test ## `make test`, and what takes longer: cgroup v2 in a virtual machine
+test-all: setup setup-test system-packages ## `make test`, and what takes longer: cgroup v2 in a virtual machine
 	@$(PYTHON_BIN) tools/run_tests.py --all
 
 .PHONY: bench
@@ -95,6 +95,11 @@ prerequisites:
 	@tools/prerequisites
 prerequisites-demo:
 	@tools/prerequisites demo
+
+# For the virtual machine of `make test-all`.
+.PHONY: system-packages
+system-packages:
+	@tools/install-system-packages qemu-system-x86 mmdebstrap e2fsprogs
 
 .PHONY: setup-test
 setup-test: $(COMPAT) $(STATICCHECK)

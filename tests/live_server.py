@@ -343,6 +343,10 @@ class LiveServer:
         ended = self.down("--all")
         if self.process is not None and self.process.poll() is None:
             self.kill()
+        if ended.returncode:
+            # What is under test did not work; what it started must not outlive the test all the same.
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                request(str(self.run_dir / "sandboxd.sock"), "POST", "/shutdown", body={"when": "all"})
         assert ended.returncode == 0, f"down --all: {ended.stdout}{ended.stderr}\n{self.told()}"
         until(lambda: not self.leftovers(), f"nothing is left of {self.instance}: {self.leftovers()}", 15)
 

@@ -24,6 +24,14 @@ PLATFORMS = {
 PROGRAMS = {"sandboxd", "execd", "ingress"}
 
 
+def _copy(project: Path, folder: str) -> Path:
+    """The project as it should be packed: without tests and programs, with the licence."""
+    copy = Path(folder) / project.name
+    shutil.copytree(project, copy, ignore=shutil.ignore_patterns("_bin", "__pycache__", "tests", ".*_cache"))
+    shutil.copy(ROOT / "LICENSE", copy)
+    return copy
+
+
 def _wheel(project: Path) -> Path:
     """Build in a folder of its own and say where the wheel is."""
     with tempfile.TemporaryDirectory() as folder:
@@ -38,10 +46,7 @@ def _wheel(project: Path) -> Path:
 
 def _server(arch: str, platform: str) -> Path:
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "server"
-        shutil.copytree(
-            ROOT / "server", copy, ignore=shutil.ignore_patterns("_bin", "__pycache__", "tests", ".*_cache")
-        )
+        copy = _copy(ROOT / "server", folder)
         programs = copy / "src" / "opensandbox_server" / "_bin" / f"linux-{arch}"
         subprocess.run([ROOT / "tools" / "build-node", arch, programs], check=True)
         plain = _wheel(copy)
@@ -58,7 +63,8 @@ def main() -> int:
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
     wheels = [_server(arch, platform) for arch, platform in PLATFORMS.items()]
-    wheels.append(_wheel(ROOT / "sdks" / "python"))
+    with tempfile.TemporaryDirectory() as folder:
+        wheels.append(_wheel(_copy(ROOT / "sdks" / "python", folder)))
     for wheel in wheels:
         print(f"{wheel.stat().st_size / 1e6:6.1f} MB  {wheel.relative_to(ROOT)}")
     return 0

@@ -106,28 +106,29 @@ def test_server_and_sandboxd_at_once(rig: Rig) -> None:
 def test_under_load(rig: Rig) -> None:
     """Creates and deletes without pause while sandboxd is killed three times."""
     stop = threading.Event()
+    done = [0, 0, 0]
+    body = {"image": {"uri": "host"}, "entrypoint": ["sleep", rig.mark], "resourceLimits": {}}
 
-    def churn() -> int:
-        rounds = 0
+    def churn(number: int) -> None:
         while not stop.is_set():
-            answer = rig.server.call(
-                "POST",
-                "/v1/sandboxes",
-                body={"image": {"uri": "host"}, "entrypoint": ["sleep", rig.mark], "resourceLimits": {}},
-            )
+            answer = rig.server.call("POST", "/v1/sandboxes", body=body)
             if answer.status == 202:
                 rig.server.delete(answer.json()["id"])
-                rounds += 1
+                done[number] += 1
             else:
                 assert answer.status == 503, answer.body
-        return rounds
 
     with ThreadPoolExecutor(3) as pool:
-        churning = [pool.submit(churn) for _ in range(3)]
-        for _ in range(3):
-            rig.kill_sandboxd()
-            rig.create()
-        stop.set()
-        assert all(future.result() > 0 for future in churning)
+        churning = [pool.submit(churn, number) for number in range(3)]
+        try:
+            for _ in range(3):
+                before = list(done)
+                rig.kill_sandboxd()
+                rig.create()
+                until(lambda before=before: all(map(int.__lt__, before, done)), f"everybody gets on: {before} {done}")
+        finally:
+            stop.set()
+        for future in churning:
+            future.result()
     assert len(rig.settle()) == 3
     rig.all_answer()

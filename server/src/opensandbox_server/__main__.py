@@ -167,6 +167,8 @@ async def _run(loaded: Loaded, state: StateDir, database: Path, sockets: list[so
             gc.enable()
             _line("api", f"{serve.url(sockets)}{_other_addresses(sockets)}")
             _line("ingress", runtime.public_address())
+            if not config.server.loopback:
+                _line("note", "what programs in a sandbox serve on a port is open to whoever reaches the ingress.")
             _line("state", f"{state.path} (instance {state.instance[:8]})")
             _tell_runtime(runtime)
             print(
@@ -223,7 +225,7 @@ def _logging(level: str) -> None:
 
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     # What these say at INFO is said better by the lines on standard output.
-    for name in ("uvicorn.error", "opensandbox_server.reconcile"):
+    for name in ("uvicorn.error", "opensandbox_server.app"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level]))
 
 

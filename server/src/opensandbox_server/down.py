@@ -109,7 +109,8 @@ async def _stop_node(state: Path, run_dir: Path, *, everything: bool, say: Say) 
             except OpenSandboxError as error:
                 if KIND[error.code] != "conflict":
                     raise
-                say(f"{_count(living)} live{'s' if living == 1 else ''} on; `opensandbox-server down --all` ends them.")
+                live, them = ("lives", "it") if living == 1 else ("live", "them")
+                say(f"{_count(living)} {live} on; `opensandbox-server down --all` ends {them}.")
                 return False
             if not await asyncio.to_thread(_ended, pidfd, NODE_SECONDS):
                 raise CannotStart(

@@ -183,7 +183,14 @@ class LocalRuntime:
                 await sandboxd.start(self._settings)
                 version = await self._first_answer()
             self._check_version(version)
-            self._ingress = await self._node.set_ingress(plan.ingress_request(self._settings))
+            told = await self._node.set_ingress(plan.ingress_request(self._settings))
+            if set(told.hosts) != set(self._settings.ingress_hosts) and told != self._ingress:
+                _log.warning(
+                    "ingress listens on %s, not on %s; it takes new addresses when sandboxd starts without sandboxes",
+                    ", ".join(told.hosts),
+                    ", ".join(self._settings.ingress_hosts),
+                )
+            self._ingress = told
 
     async def _first_answer(self) -> wire.NodeVersion:
         """Its answer; one that another server is just starting may take a moment."""

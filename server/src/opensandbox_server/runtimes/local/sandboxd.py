@@ -34,7 +34,8 @@ from . import plan
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer", bound=BaseModel)
 
-START_SECONDS = 15.0
+START_SECONDS = 30.0
+"""The first start on a state directory also makes the image `host`, which takes a few seconds of it."""
 REQUEST_SECONDS = 30.0
 SILENCE_SECONDS = 25.0
 """Two heartbeats and a half: a watch that is quiet for longer is dead."""
@@ -212,12 +213,6 @@ def _told(body: bytes, otherwise: str) -> OpenSandboxError:
 
 async def start(settings: plan.Settings) -> None:
     """Start sandboxd and wait for its ready line. Fine when another one was faster."""
-    if not settings.sandboxd.is_file():
-        raise OpenSandboxError(
-            Code.NODE_UNAVAILABLE,
-            f"The sandboxd binary is missing: {settings.sandboxd}.",
-            hint="In a source tree run `make setup`; otherwise reinstall opensandbox-server for this architecture.",
-        )
     log = settings.state_dir / "log" / "sandboxd.log"
     process = await asyncio.to_thread(_spawn, settings, log)
     assert process.stdout is not None
@@ -243,12 +238,19 @@ async def start(settings: plan.Settings) -> None:
         return
     if "error" in ready:
         raise _told(json.dumps(ready["error"]).encode(), "sandboxd could not start.")
+    said = await asyncio.to_thread(_last_line, log)
     raise OpenSandboxError(
-        Code.NODE_UNAVAILABLE, f"sandboxd ended at once with code {code}: {_last_line(log)}", hint=f"See {log}."
+        Code.NODE_UNAVAILABLE, f"sandboxd ended at once with code {code}: {said}", hint=f"See {log}."
     )
 
 
 def _spawn(settings: plan.Settings, log: Path) -> subprocess.Popen[bytes]:
+    if not settings.sandboxd.is_file():
+        raise OpenSandboxError(
+            Code.NODE_UNAVAILABLE,
+            f"The sandboxd binary is missing: {settings.sandboxd}.",
+            hint="In a source tree run `make setup`; otherwise reinstall opensandbox-server for this architecture.",
+        )
     with contextlib.suppress(FileNotFoundError):
         if log.stat().st_size > _LOG_BYTES:
             log.replace(log.with_suffix(".log.1"))
