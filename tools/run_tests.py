@@ -179,29 +179,47 @@ def _check() -> Result:
     return result
 
 
-def leftovers() -> set[str]:
-    """Processes, mounts, cgroups and run directories of ours that exist on this machine right now."""
-    found: set[str] = set()
-    binaries = str(ROOT / "server" / "src" / "opensandbox_server" / "_bin") + "/"
+def _processes() -> Iterator[tuple[str, str, list[str]]]:
+    """Pid, program and words of the command line, of every process that lets itself be looked at."""
     for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        try:
-            program = os.readlink(process / "exe")
-            words = (process / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        ours = program.startswith(binaries) or any(word.endswith(b"/opensandbox-server") for word in words[:2])
-        if ours and process.name != str(os.getpid()):
-            found.add(f"process {process.name}: {b' '.join(words).decode(errors='replace')[:120]}")
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (process / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+                yield process.name, os.readlink(process / "exe"), words
+
+
+def leftovers() -> set[str]:
+    """Processes, mounts, cgroups and run directories of ours that exist on this machine right now.
+
+    Another installation may be at work here: what a living sandboxd or test of another folder holds is not ours.
+    """
+    found: set[str] = set()
+    theirs: set[str] = set()
+    for pid, program, words in _processes():
+        if any(word.startswith(f"{ROOT}/") for word in (program, *words[:2])):
+            name = Path(words[0]).name
+            if (
+                program.startswith(f"{ROOT}/server/")
+                or name == "opensandbox-server"
+                or words[1:2] == [f"{ROOT}/.venv/bin/opensandbox-server"]
+            ):
+                found.add(f"process {pid}: {' '.join(words)[:120]}")
+        else:
+            theirs.add(f"test-{pid}")
+            if Path(program).name == "sandboxd":
+                theirs |= {Path(word).name for word in words}
     with open("/proc/self/mountinfo") as mounts:
         found |= {f"mount {line.split()[4]}" for line in mounts if "opensandbox" in line.split()[4]}
     for top in {Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*")}:
         if top.is_dir() and not top.is_symlink():
-            found |= {f"cgroup {group}" for group in top.glob("opensandbox-*")}
+            for group in top.glob("opensandbox-*"):
+                owner = group.name.removeprefix("opensandbox-")
+                if not any(owner == other or owner.startswith(f"{other}-") for other in theirs):
+                    found.add(f"cgroup {group}")
     runs = Path("/run/opensandbox")
     if runs.is_dir():
-        found |= {f"run directory {run}" for run in runs.iterdir() if run.is_dir()}
+        # The locks of uid blocks are the whole machine's and stay.
+        found |= {f"run directory {run}" for run in runs.iterdir() if run.name not in theirs | {"blocks"}}
     return found
 
 

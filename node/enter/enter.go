@@ -16,6 +16,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"os/signal"
 	"strings"
 	"unsafe"
 
@@ -86,6 +87,7 @@ type sandbox struct {
 // become builds the sandbox and lives in it until its entry point ends.
 func (s *sandbox) become() error {
 	go s.leaveUnlessCommitted()
+	outlastSignals()
 	if err := s.log(); err != nil {
 		return fail("log", err)
 	}
@@ -105,6 +107,15 @@ func (s *sandbox) become() error {
 		return err
 	}
 	return s.serve()
+}
+
+// outlastSignals keeps what a program inside sends to pid 1 from ending the sandbox; sandboxd, outside, uses SIGKILL.
+// They are taken and dropped, not ignored: programs would inherit that.
+func outlastSignals() {
+	signal.Notify(make(chan os.Signal, 1),
+		unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGILL, unix.SIGTRAP, unix.SIGABRT, unix.SIGBUS, unix.SIGFPE, unix.SIGUSR1,
+		unix.SIGSEGV, unix.SIGUSR2, unix.SIGALRM, unix.SIGTERM, unix.SIGSTKFLT, unix.SIGXCPU, unix.SIGXFSZ, unix.SIGVTALRM,
+		unix.SIGPROF, unix.SIGPOLL, unix.SIGPWR, unix.SIGSYS)
 }
 
 // leaveUnlessCommitted ends the sandbox if sandboxd goes before it has put it on record: nobody would ever look for

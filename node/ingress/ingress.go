@@ -28,7 +28,8 @@ var notForSandboxes = []string{"Open-Sandbox-Api-Key", "X-Execd-Access-Token"}
 type Config struct {
 	// RunDir holds <id>/{api,ports} of every sandbox.
 	RunDir string
-	// Loopback: it listens only on this machine, so only names of this machine are asked for.
+	// Loopback: it listens only on this machine. Then only names of this machine are asked for, and every port of a
+	// sandbox is open; elsewhere only execd's is, which asks for its token.
 	Loopback bool
 	Log      *slog.Logger
 }
@@ -90,6 +91,11 @@ func (in *ingress) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if to.port == egressPort {
 		reply.Error(w, r, reply.Errorf(wire.CodeIngressNoEgress, "This sandbox has no way out to the network."))
+		return
+	}
+	if !in.loopback && to.port != execdPort {
+		reply.Error(w, r, reply.Errorf(wire.CodeIngressAccessRequired,
+			"Port %d of the sandbox is not open to other machines.", to.port))
 		return
 	}
 	// A server may answer before it has read everything; without this the rest of the request would be lost.

@@ -31,6 +31,11 @@ type door struct {
 
 func open(t *testing.T, api http.Handler) door {
 	t.Helper()
+	return openOn(t, api, true)
+}
+
+func openOn(t *testing.T, api http.Handler, loopback bool) door {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "in") // short: a socket's path has 107 bytes
 	if err != nil {
 		t.Fatal(err)
@@ -48,7 +53,7 @@ func open(t *testing.T, api http.Handler) door {
 	go proxy.Serve(ports)
 	t.Cleanup(proxy.Close)
 	t.Cleanup(func() { ports.Close() })
-	handler, err := ingress.New(ingress.Config{RunDir: dir, Loopback: true})
+	handler, err := ingress.New(ingress.Config{RunDir: dir, Loopback: loopback})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,6 +171,15 @@ func TestReasonsOfRefusal(t *testing.T) {
 	d.wantCode(fmt.Sprintf("/%s/%d/", id, closed), "INGRESS::PORT_CLOSED", 502)
 	d.wantCode("/"+id+"/44772/", "FOREIGN_ORIGIN", 403, "Host", "evil.example")
 	d.wantCode("/"+id+"/44772/", "FOREIGN_ORIGIN", 403, "Host", "127.0.0.1.evil.example")
+}
+
+func TestOtherMachinesReachOnlyWhatAsksForAToken(t *testing.T) {
+	d := openOn(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusTeapot) }), false)
+	port := inside(t, func(w http.ResponseWriter, r *http.Request) { t.Error("a stranger reached a port") })
+	d.wantCode(fmt.Sprintf("/%s/%d/", id, port), "INGRESS::ACCESS_REQUIRED", 403, "Host", "sandboxes.example")
+	if answer, _ := d.get("/"+id+"/44772/ping", "Host", "sandboxes.example"); answer.StatusCode != http.StatusTeapot {
+		t.Errorf("execd answered %d", answer.StatusCode)
+	}
 }
 
 func listenAndClose(t *testing.T) int {

@@ -263,3 +263,23 @@ print("deep")'`); out != "deep" {
 	n.delete(b.ID)
 	n.checkClean()
 }
+
+// The sandbox's root may signal pid 1; only sandboxd ends it.
+func TestSignalsToPidOneEndNothing(t *testing.T) {
+	n := newNode(t)
+	b := n.create(request("sleep", "infinity"))
+	for signal := 1; signal <= 31; signal++ {
+		if got := b.out(fmt.Sprintf("kill -%d 1; echo sent", signal)); got != "sent" {
+			t.Fatalf("signal %d: %q", signal, got)
+		}
+		if err := b.ping(); err != nil {
+			t.Fatalf("after signal %d: %v", signal, err)
+		}
+	}
+	// A program must not have learned from pid 1 to ignore them.
+	if got := b.out(`sh -c 'kill -TERM $$'; echo $?; grep SigIgn /proc/self/status`); got != "143\nSigIgn:\t0000000000000000" {
+		t.Errorf("%q", got)
+	}
+	n.delete(b.ID)
+	n.checkClean()
+}

@@ -40,6 +40,7 @@ const (
 	CodeIngressBadRoute             Code = "INGRESS::BAD_ROUTE"
 	CodeIngressSandboxNotFound      Code = "INGRESS::SANDBOX_NOT_FOUND"
 	CodeIngressPortClosed           Code = "INGRESS::PORT_CLOSED"
+	CodeIngressAccessRequired       Code = "INGRESS::ACCESS_REQUIRED"
 	CodeIngressNoEgress             Code = "INGRESS::NO_EGRESS"
 	CodeUnauthorized                Code = "UNAUTHORIZED"
 	CodeInvalidRequestBody          Code = "INVALID_REQUEST_BODY"
@@ -106,6 +107,7 @@ var codes = map[Code]struct {
 	CodeIngressBadRoute:             {404, "Addresses have the form /<sandbox id>/<port>/..."},
 	CodeIngressSandboxNotFound:      {404, "The sandbox has ended or never existed."},
 	CodeIngressPortClosed:           {502, "Nothing listens on that port inside the sandbox; start the server first."},
+	CodeIngressAccessRequired:       {403, "Ports of sandboxes are open on loopback only; bind [server] host to 127.0.0.1, or go through a tunnel."},
 	CodeIngressNoEgress:             {501, "This sandbox has no network, so there is no egress policy to ask for."},
 	CodeUnauthorized:                {401, "Send the headers that the endpoint answer gave."},
 	CodeInvalidRequestBody:          {400, "Correct the named field."},

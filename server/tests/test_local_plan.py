@@ -96,3 +96,8 @@ def test_execd_has_its_own_socket_and_all_other_ports_share_one() -> None:
     base = f"/run/opensandbox/1f2e3d4c/{SMALLEST.id}"
     assert plan.address(SETTINGS, SMALLEST.id, 44772) == Address(f"{base}/api", "api")
     assert plan.address(SETTINGS, SMALLEST.id, 8000) == Address(f"{base}/ports", "ports")
+
+
+def test_stages_are_told_in_the_order_they_happen() -> None:
+    told = {"clone": 3.0, "cgroup": 2.0, "novelty": 9.0, "total": 8.0, "slot": 1.0}
+    assert list(plan.in_order(told)) == ["slot", "cgroup", "clone", "total", "novelty"]

@@ -44,6 +44,7 @@ class Code(StrEnum):
     INGRESS_BAD_ROUTE = "INGRESS::BAD_ROUTE"
     INGRESS_SANDBOX_NOT_FOUND = "INGRESS::SANDBOX_NOT_FOUND"
     INGRESS_PORT_CLOSED = "INGRESS::PORT_CLOSED"
+    INGRESS_ACCESS_REQUIRED = "INGRESS::ACCESS_REQUIRED"
     INGRESS_NO_EGRESS = "INGRESS::NO_EGRESS"
     UNAUTHORIZED = "UNAUTHORIZED"
     INVALID_REQUEST_BODY = "INVALID_REQUEST_BODY"
@@ -96,6 +97,7 @@ KIND: dict[Code, str] = {
     Code.INGRESS_BAD_ROUTE: "not_found",
     Code.INGRESS_SANDBOX_NOT_FOUND: "not_found",
     Code.INGRESS_PORT_CLOSED: "bad_gateway",
+    Code.INGRESS_ACCESS_REQUIRED: "forbidden",
     Code.INGRESS_NO_EGRESS: "unsupported",
     Code.UNAUTHORIZED: "unauthenticated",
     Code.INVALID_REQUEST_BODY: "invalid",
@@ -147,6 +149,7 @@ STATUS: dict[Code, int] = {
     Code.INGRESS_BAD_ROUTE: 404,
     Code.INGRESS_SANDBOX_NOT_FOUND: 404,
     Code.INGRESS_PORT_CLOSED: 502,
+    Code.INGRESS_ACCESS_REQUIRED: 403,
     Code.INGRESS_NO_EGRESS: 501,
     Code.UNAUTHORIZED: 401,
     Code.INVALID_REQUEST_BODY: 400,
@@ -198,6 +201,7 @@ HINT: dict[Code, str] = {
     Code.INGRESS_BAD_ROUTE: "Addresses have the form /<sandbox id>/<port>/...",
     Code.INGRESS_SANDBOX_NOT_FOUND: "The sandbox has ended or never existed.",
     Code.INGRESS_PORT_CLOSED: "Nothing listens on that port inside the sandbox; start the server first.",
+    Code.INGRESS_ACCESS_REQUIRED: "Ports of sandboxes are open on loopback only; bind [server] host to 127.0.0.1, or go through a tunnel.",
     Code.INGRESS_NO_EGRESS: "This sandbox has no network, so there is no egress policy to ask for.",
     Code.UNAUTHORIZED: "Send the headers that the endpoint answer gave.",
     Code.INVALID_REQUEST_BODY: "Correct the named field.",

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,10 +95,22 @@ def report(told: wire.Report) -> ports.Report:
         end=end(told.end) if told.end else None,
         image=told.image,
         isolation=told.isolation or {},
-        timings=told.timings or {},
+        timings=in_order(told.timings or {}),
         warnings=tuple(told.warnings or ()),
         acknowledged=told.acknowledged,
     )
+
+
+STAGES = ("slot", "cgroup", "clone", "root", "enter", "ready", "total")
+"""How sandboxd makes a sandbox, step by step; a JSON object it sends has no order of its own."""
+
+
+def in_order(timings: Mapping[str, float]) -> dict[str, float]:
+    """Stages as they follow each other; one of a newer sandboxd goes last."""
+    return {
+        stage: timings[stage]
+        for stage in sorted(timings, key=lambda s: (STAGES.index(s) if s in STAGES else len(STAGES), s))
+    }
 
 
 def end(told: wire.NodeEnd) -> End:
