@@ -4,7 +4,7 @@
 //
 // Each slot is a directory with two leaves, so that a payload at its limits never starves execd:
 //
-//	<base>/<tree>/<slot>/execd     our daemon: 256 MiB, 512 processes, no cpu quota
+//	<base>/<tree>/<slot>/execd     our daemon: 256 MiB, 512 processes, twice the cpu
 //	<base>/<tree>/<slot>/payload   entry point and commands: the limits the user asked for
 //
 // Order of calls on the launcher's side:

@@ -26,9 +26,15 @@ const (
 	patience = 5 * time.Second
 )
 
-// execdLimits keep a bug in our daemon from eating the host. No cpu quota: it must answer while the
-// payload burns its own.
-var execdLimits = Limits{MemoryBytes: 256 << 20, Pids: 512}
+// execdLimits keep a bug in our daemon, or output that floods it, from eating the host. Its cpu is apart from the
+// payload's, and more: it must answer while the payload uses all of its own.
+func execdLimits(payload Limits) Limits {
+	own := Limits{MemoryBytes: 256 << 20, Pids: 512}
+	if payload.CPUMillis > 0 {
+		own.CPUMillis = max(2*payload.CPUMillis, 500)
+	}
+	return own
+}
 
 // Limits of a payload; 0 means unlimited.
 type Limits struct{ CPUMillis, MemoryBytes, Pids int64 }
@@ -98,7 +104,7 @@ func (g *Group) furnish(l Limits) error {
 		if !y.leaves() {
 			continue
 		}
-		for leaf, limits := range map[string]Limits{execdLeaf: execdLimits, payloadLeaf: l} {
+		for leaf, limits := range map[string]Limits{execdLeaf: execdLimits(l), payloadLeaf: l} {
 			dir := filepath.Join(g.dirs[i], leaf)
 			if err := os.Mkdir(dir, 0o755); err != nil {
 				return err
@@ -183,7 +189,15 @@ func limitMemory(dir, version, bytes string) error {
 	if missing(err) {
 		err = write(dir, "memory.swappiness", "0")
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	// v1 counts buffers of network sockets apart (v2 counts them as memory); without a limit of their own they
+	// have none. Some kernels are built without it.
+	if err := write(dir, "memory.kmem.tcp.limit_in_bytes", bytes); !missing(err) {
+		return err
+	}
+	return nil
 }
 
 // Delegate lets the sandbox's root (its uid on the host) clone processes from execd into payload on v2:

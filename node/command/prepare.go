@@ -148,8 +148,9 @@ func (r *Runner) environment(request map[string]string) *environment {
 			for _, p := range pairs {
 				e.set(p[0], p[1])
 			}
-			for _, line := range bad {
-				r.Log.Warn("EXECD_ENVS", "file", path, "problem", line)
+			if len(bad) > 0 {
+				// One line, whatever the file holds: it is written inside, the log is kept outside.
+				r.Log.Warn("EXECD_ENVS", "file", path, "problems", len(bad), "first", bad[0])
 			}
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			r.Log.Warn("EXECD_ENVS", "file", path, "problem", err.Error())

@@ -12,6 +12,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"net"
@@ -138,6 +139,24 @@ func (s *sandbox) log() error {
 	return errors.Join(unix.Dup3(int(f.Fd()), 1, 0), unix.Dup3(int(f.Fd()), 2, 0))
 }
 
+// logMax is what execd may write to the host's log in its whole life: programs inside can make it complain.
+const logMax = 1 << 20
+
+// bounded passes on so many bytes and drops the rest. slog calls it under a lock.
+type bounded struct {
+	w    io.Writer
+	left int
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.left < len(p) {
+		b.left = 0
+		return len(p), nil
+	}
+	b.left -= len(p)
+	return b.w.Write(p)
+}
+
 func (s *sandbox) serve() error {
 	api, err := s.listener(control.FileAPI)
 	if err != nil {
@@ -166,7 +185,7 @@ func (s *sandbox) serve() error {
 		Ready: func(int) {
 			s.conn.Send(control.Progress{Stage: control.Ready})
 		},
-		Log:     slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		Log:     slog.New(slog.NewJSONHandler(&bounded{w: os.Stderr, left: logMax}, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		Version: s.version,
 	}
 	if n, err := hex.Decode(config.TokenSHA256[:], []byte(s.setup.TokenSHA256)); err != nil || n != len(config.TokenSHA256) {

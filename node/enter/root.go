@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -107,6 +108,9 @@ func (s *sandbox) bindHost() error {
 
 func relative(path string) string { return "." + "/" + strings.TrimPrefix(path, "/") }
 
+// maxTerminals is more than people open in one sandbox.
+const maxTerminals = 256
+
 func (s *sandbox) mountDev() error {
 	dev, err := s.file(control.FileDev)
 	if err != nil {
@@ -116,7 +120,8 @@ func (s *sandbox) mountDev() error {
 		return err
 	}
 	dev.Close()
-	options := "newinstance,ptmxmode=0666,mode=0620"
+	// The number of terminals is one budget of the whole host.
+	options := "newinstance,ptmxmode=0666,mode=0620,max=" + strconv.Itoa(maxTerminals)
 	if !s.setup.OneUser {
 		options += ",gid=5" // tty, as everywhere; with one user there is no second group
 	}

@@ -133,15 +133,15 @@ func modify(answer *http.Response) error {
 	if location := header.Get("Location"); location != "" {
 		header.Set("Location", below(to, answer.Request.Host, location))
 	}
-	if cookies := answer.Cookies(); len(cookies) > 0 {
-		header.Del("Set-Cookie")
-		for _, cookie := range cookies {
-			// Cookies know no ports: without this one sandbox could set another's.
-			cookie.Domain = ""
-			cookie.Path = to.prefix() + "/" + strings.TrimPrefix(cookie.Path, "/")
-			header.Add("Set-Cookie", cookie.String())
-		}
+	// Cookies know no ports: without this one sandbox could set another's. One that cannot be parsed is dropped.
+	cookies := answer.Cookies()
+	header.Del("Set-Cookie")
+	for _, cookie := range cookies {
+		cookie.Domain = ""
+		cookie.Path = to.prefix() + "/" + strings.TrimPrefix(cookie.Path, "/")
+		header.Add("Set-Cookie", cookie.String())
 	}
+	header.Del("Clear-Site-Data") // it would clear every sandbox's
 	// A second policy only narrows the server's own.
 	header.Add("Content-Security-Policy", pageSandbox)
 	return nil

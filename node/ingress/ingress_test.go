@@ -291,6 +291,8 @@ func TestAnswersOfServersStayBelowTheirPrefix(t *testing.T) {
 	d := open(t, http.NotFoundHandler())
 	port := inside(t, func(w http.ResponseWriter, r *http.Request) {
 		http.SetCookie(w, &http.Cookie{Name: "a", Value: "1", Path: "/app", Domain: "localhost"})
+		w.Header().Add("Set-Cookie", "session[x]=evil; Path=/; Domain=127.0.0.1") // not a name, but browsers take it
+		w.Header().Set("Clear-Site-Data", `"cookies"`)
 		w.Header().Set("Location", r.URL.Query().Get("to"))
 		w.WriteHeader(http.StatusFound)
 	})
@@ -311,8 +313,11 @@ func TestAnswersOfServersStayBelowTheirPrefix(t *testing.T) {
 		if got := answer.Header.Get("Location"); got != want {
 			t.Errorf("%s became %s, want %s", to, got, want)
 		}
-		if got := answer.Header.Get("Set-Cookie"); got != "a=1; Path="+prefix+"/app" {
-			t.Errorf("cookie %q", got)
+		if got := answer.Header.Values("Set-Cookie"); len(got) != 1 || got[0] != "a=1; Path="+prefix+"/app" {
+			t.Errorf("cookies %q", got)
+		}
+		if got := answer.Header.Get("Clear-Site-Data"); got != "" {
+			t.Errorf("it clears %s", got)
 		}
 		if got := answer.Header.Get("Content-Security-Policy"); !strings.HasPrefix(got, "sandbox ") || strings.Contains(got, "same-origin") {
 			t.Errorf("policy %q", got)

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -144,59 +145,89 @@ func (s *Shell) Slot() int { return s.Block.N }
 func (s *Shell) Timings() map[string]float64 { return s.laps.done() }
 
 // Shell makes a slot and a process in it.
-func (h *Host) Shell(limits cgroup.Limits) (s *Shell, err error) {
-	s = &Shell{host: h, laps: newLaps()}
-	defer func() {
-		if err != nil {
-			s.undo.run()
-		}
-	}()
-	if s.Block, err = h.Blocks.Claim(); err != nil {
+func (h *Host) Shell(limits cgroup.Limits) (*Shell, error) {
+	s := &Shell{host: h, laps: newLaps()}
+	if err := s.make(limits); err != nil {
+		s.undo.run()
 		return nil, err
 	}
-	s.undo.add(s.Block.Release)
+	return s, nil
+}
+
+func (s *Shell) make(limits cgroup.Limits) error {
 	network, err := NewNetwork()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer network.NS.Close()
 	s.sys = network.Sys
 	s.undo.add(func() { s.sys.Close() })
-	s.laps.lap("slot")
-
-	if s.Group, err = h.Cgroups.Create(h.Tree, SlotName(s.Block.N), limits); err != nil {
-		return nil, err
+	if err := s.claim(limits); err != nil {
+		return err
 	}
-	s.undo.add(func() { s.Group.Remove() })
-	if err := s.Group.Delegate(h.root(s.Block)); err != nil {
-		return nil, err
-	}
-	s.laps.lap("cgroup")
-
 	ours, theirs, err := control.Pair()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	s.control = ours
 	s.undo.add(func() { s.control.Close() })
 	err = s.Group.SpawnInit(func(attr *syscall.SysProcAttr) error {
-		s.Process, err = h.clone(attr, s.Block, network.NS, theirs)
+		var err error
+		s.Process, err = s.host.clone(attr, s.Block, network.NS, theirs)
 		return err
 	})
 	theirs.Close()
 	if err != nil {
-		return nil, fmt.Errorf("clone: %w", err)
+		return fmt.Errorf("clone: %w", err)
 	}
 	s.undo.add(s.end)
-	if !h.Rootless {
+	if !s.host.Rootless {
 		if s.user, err = os.Open("/proc/" + strconv.Itoa(s.Process.PID) + "/ns/user"); err != nil {
-			return nil, err
+			return err
 		}
 		s.undo.add(func() { s.user.Close() })
 	}
 	s.laps.lap("clone")
-	return s, nil
+	return nil
 }
+
+// claim takes a uid block and makes the control group of the same number. A group that is there already belongs to a
+// sandbox that is still being cleared away, even if its block is free again: then the next number is tried.
+func (s *Shell) claim(limits cgroup.Limits) error {
+	var passed []*Block
+	defer func() {
+		for _, block := range passed {
+			block.Release()
+		}
+	}()
+	for {
+		block, err := s.host.Blocks.Claim()
+		if err != nil {
+			return err
+		}
+		s.laps.lap("slot")
+		group, err := s.host.Cgroups.Create(s.host.Tree, SlotName(block.N), limits)
+		if errors.Is(err, fs.ErrExist) && len(passed) < slotsToTry {
+			passed = append(passed, block)
+			continue
+		}
+		if err != nil {
+			block.Release()
+			return err
+		}
+		s.Block, s.Group = block, group
+		s.undo.add(block.Release)
+		s.undo.add(func() { group.Remove() })
+		if err := group.Delegate(s.host.root(block)); err != nil {
+			return err
+		}
+		s.laps.lap("cgroup")
+		return nil
+	}
+}
+
+// slotsToTry bounds how many slots in a row may be found half cleared away.
+const slotsToTry = 64
 
 // SlotName is the name of a slot's control group.
 func SlotName(n int) string { return strconv.Itoa(n) }
@@ -212,16 +243,25 @@ func (h *Host) root(b *Block) int {
 // clone starts the first process. It runs on a locked thread that stands in the sandbox's control group.
 func (h *Host) clone(attr *syscall.SysProcAttr, block *Block, network, theirs *os.File) (*Process, error) {
 	runtime.LockOSThread()
+	clean := true
+	defer func() {
+		// A thread that did not find its way back must not be used again: unlocking is what makes it reusable.
+		if clean {
+			runtime.UnlockOSThread()
+		}
+	}()
 	// The namespace belongs to our user namespace, so it has to be joined before the clone makes another.
 	if err := unix.Setns(int(network.Fd()), unix.CLONE_NEWNET); err != nil {
 		return nil, fmt.Errorf("join the network namespace: %w", err)
 	}
-	defer func() {
-		// A thread left in a sandbox's network must not come back: unlocking is what makes it reusable.
-		if unix.Setns(int(h.home.Fd()), unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread()
+	defer func() { clean = unix.Setns(int(h.home.Fd()), unix.CLONE_NEWNET) == nil && clean }()
+	if !h.Rootless {
+		back, err := becomeOwner(block.UID())
+		if err != nil {
+			return nil, fmt.Errorf("take the id of the sandbox: %w", err)
 		}
-	}()
+		defer func() { clean = back() == nil && clean }()
+	}
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
@@ -253,6 +293,31 @@ func (h *Host) clone(attr *syscall.SysProcAttr, block *Block, network, theirs *o
 		return nil, err
 	}
 	return newProcess(pid, pidfd, true)
+}
+
+// becomeOwner gives this thread the effective id that will own the sandbox's user namespace, with all capabilities
+// kept, and returns the way back. The kernel counts what has no control group (inotify watches, queued signals, timers,
+// message queues) against the owner of a namespace as well: owned by root, one sandbox could use up root's share,
+// and with it that of every other sandbox.
+func becomeOwner(uid int) (back func() error, err error) {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var saved [2]unix.CapUserData
+	if err := unix.Capget(&header, &saved[0]); err != nil {
+		return nil, err
+	}
+	// The system calls themselves: Go's wrappers change every thread. Leaving id 0 empties the effective set, the
+	// permitted one stays as long as the real id is 0.
+	change := func(euid int) error {
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(euid), ^uintptr(0)); errno != 0 {
+			return errno
+		}
+		return unix.Capset(&header, &saved[0])
+	}
+	back = func() error { return change(0) }
+	if err := change(uid); err != nil {
+		return nil, errors.Join(err, back())
+	}
+	return back, nil
 }
 
 // end kills the process and waits until its whole pid namespace is gone.

@@ -114,7 +114,7 @@ func (d *Daemon) sweep() {
 		err = errors.Join(err, failed)
 		for _, entry := range entries {
 			if isUUID(entry.Name()) && !known(entry.Name()) {
-				err = errors.Join(err, wipe.Tree(filepath.Join(dir, entry.Name())))
+				err = errors.Join(err, d.trash.take(filepath.Join(dir, entry.Name())))
 			}
 		}
 	}

@@ -49,6 +49,7 @@ type Daemon struct {
 	host    *launch.Host
 	records record.Dir
 	image   image
+	trash   *trash
 
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
@@ -236,7 +237,10 @@ func (d *Daemon) directories() (err error) {
 	}
 	d.files, d.images = filepath.Join(base, "sandboxes"), filepath.Join(base, "images")
 	d.spools = filepath.Join(d.config.StateDir, "spool")
-	d.records, err = record.Open(filepath.Join(d.config.StateDir, "records"))
+	if d.records, err = record.Open(filepath.Join(d.config.StateDir, "records")); err != nil {
+		return err
+	}
+	d.trash, err = openTrash(filepath.Join(base, "trash"), d.log)
 	return err
 }
 
@@ -263,7 +267,8 @@ func (d *Daemon) listen(socket string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return listener, errors.Join(os.Chown(socket, -1, d.group), os.Chmod(socket, 0o660))
+	// Not for the instance's group: ingress is in it, and ingress reads what hostile servers answer.
+	return listener, os.Chmod(socket, 0o600)
 }
 
 func (d *Daemon) serve(listener net.Listener, ready func()) error {
@@ -294,6 +299,7 @@ func (d *Daemon) serve(listener net.Listener, ready func()) error {
 // moveOut takes away what sandboxd made for itself. Where sandboxes live on, what they need stays.
 func (d *Daemon) moveOut() {
 	d.ingress.stop()
+	d.trash.close(10 * time.Second)
 	d.host.Close()
 	if d.living() == 0 {
 		if err := d.cgroups.Leave(d.tree); err != nil {

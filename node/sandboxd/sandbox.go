@@ -98,20 +98,26 @@ func (d *Daemon) create(ctx context.Context, p *plan) (wire.Report, error) {
 	if !d.reserve(s) {
 		return wire.Report{}, invalid("A sandbox with the id %s exists already.", p.request.ID)
 	}
+	launched := false
+	defer func() {
+		// Also after a panic: an entry that never ends could not be deleted, and would keep sandboxd from leaving.
+		if !launched {
+			d.records.Remove(s.record.ID)
+			d.forget(s)
+		}
+	}()
 	// More creates at once than processors only make each of them slower.
 	select {
 	case d.turns <- struct{}{}:
 		defer func() { <-d.turns }()
 	case <-ctx.Done():
-		d.forget(s)
 		return wire.Report{}, startError(ctx, ctx.Err())
 	}
 	if err := d.launch(ctx, s, p); err != nil {
-		d.records.Remove(s.record.ID)
-		d.forget(s)
 		d.log.Warn("create failed", "sandbox", s.record.ID, "requestId", p.request.RequestID, "error", err)
 		return wire.Report{}, startError(ctx, err)
 	}
+	launched = true
 	return d.report(s), nil
 }
 
@@ -229,8 +235,20 @@ func (d *Daemon) checkSpace() error {
 		return reply.Errorf(wire.CodeNodeDiskReserve, "Only %d MiB are free below %s; %d MiB stay in reserve.",
 			free>>20, d.config.StateDir, d.config.FreeSpaceReserve>>20)
 	}
+	var stat unix.Statfs_t
+	if err := unix.Statfs(d.config.StateDir, &stat); err != nil {
+		return fmt.Errorf("statfs %s: %w", d.config.StateDir, err)
+	}
+	// Filesystems without a fixed number of inodes say 0 of 0.
+	if stat.Files > 0 && stat.Ffree < inodeReserve {
+		return reply.Errorf(wire.CodeNodeDiskReserve, "Only %d files more fit below %s.", stat.Ffree, d.config.StateDir).
+			WithHint("Remove files that are no longer needed from that filesystem.")
+	}
 	return nil
 }
+
+// inodeReserve is how many files must still fit on the filesystem for another sandbox.
+const inodeReserve = 10_000
 
 func (d *Daemon) freeSpace() (int64, error) {
 	var stat unix.Statfs_t
@@ -321,7 +339,7 @@ func (d *Daemon) giveBack(s *sandbox) {
 		}
 	}
 	warn("sockets", wipe.Tree(filepath.Join(d.runDir, id)))
-	warn("files", wipe.Tree(filepath.Join(d.files, id)))
+	warn("files", d.trash.take(filepath.Join(d.files, id)))
 	if s.group != nil {
 		warn("control group", s.group.Remove())
 	}
