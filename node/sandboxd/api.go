@@ -57,7 +57,13 @@ func (d *Daemon) handler() http.Handler {
 }
 
 func (d *Daemon) getVersion(w http.ResponseWriter, _ *http.Request) error {
-	reply.JSON(w, http.StatusOK, wire.NodeVersion{Protocol: Protocol, Version: d.config.Version, PID: os.Getpid(), Instance: d.instance})
+	version := wire.NodeVersion{Protocol: Protocol, Version: d.config.Version, PID: os.Getpid(), Instance: d.instance, StateDir: d.config.StateDir}
+	var stat unix.Stat_t
+	if err := unix.Stat(d.config.StateDir, &stat); err == nil {
+		device, inode := int64(stat.Dev), int64(stat.Ino)
+		version.StateDevice, version.StateInode = &device, &inode
+	}
+	reply.JSON(w, http.StatusOK, version)
 	return nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -462,4 +463,19 @@ func freePort(t *testing.T) int {
 	}
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).Port
+}
+
+func TestVersionSaysWhichStateDirectory(t *testing.T) {
+	n := newNode(t)
+	var version wire.NodeVersion
+	if err := n.call("GET", "/version", nil, &version); err != nil {
+		t.Fatal(err)
+	}
+	var stat syscall.Stat_t
+	if err := syscall.Stat(n.state, &stat); err != nil {
+		t.Fatal(err)
+	}
+	if version.StateDir != n.state || version.StateInode == nil || *version.StateInode != int64(stat.Ino) || *version.StateDevice != int64(stat.Dev) {
+		t.Errorf("%+v, want %s, inode %d", version, n.state, stat.Ino)
+	}
 }

@@ -16,6 +16,11 @@ type NodeVersion struct {
 	Version  string `json:"version"`
 	PID      int    `json:"pid"`
 	Instance string `json:"instance"`
+	// The state directory it works on.
+	StateDir string `json:"stateDir,omitempty"`
+	// Which directory that really is: a copy has the same instance, but not the same inode.
+	StateDevice *int64 `json:"stateDevice,omitempty"`
+	StateInode  *int64 `json:"stateInode,omitempty"`
 }
 
 type ImageInfo struct {

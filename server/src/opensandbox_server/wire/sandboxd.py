@@ -25,6 +25,11 @@ class NodeVersion(BaseModel):
     version: str
     pid: int
     instance: str
+    state_dir: Annotated[str | None, Field(alias="stateDir")] = None
+    """The state directory it works on."""
+    state_device: Annotated[int | None, Field(alias="stateDevice")] = None
+    """Which directory that really is: a copy has the same instance, but not the same inode."""
+    state_inode: Annotated[int | None, Field(alias="stateInode")] = None
 
 
 class ImageInfo(BaseModel):
