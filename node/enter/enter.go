@@ -72,6 +72,7 @@ func shell() (*control.Conn, error) {
 		return nil, err
 	}
 	unix.CloseOnExec(control.BlockFD)
+	heedSignals()
 	os.Clearenv()
 	unix.Umask(0o022)
 	return control.Inherited(control.SocketFD)
@@ -108,6 +109,20 @@ func (s *sandbox) become() error {
 		return err
 	}
 	return s.serve()
+}
+
+// heedSignals sets every signal that somebody up the line chose to ignore (nohup, a shell's background job, make, which
+// by way of posix_spawn ignores even those of the C library) back to its default, before programs inherit that.
+func heedSignals() {
+	const ignored = 1 // SIG_IGN
+	for sig := uintptr(1); sig <= 64; sig++ {
+		var action [4]uintptr // the kernel's sigaction: handler, flags, restorer, mask
+		_, _, failed := unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, 0, uintptr(unsafe.Pointer(&action)), 8, 0, 0)
+		if failed == 0 && action[0] == ignored {
+			action = [4]uintptr{}
+			unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)
+		}
+	}
 }
 
 // outlastSignals keeps what a program inside sends to pid 1 from ending the sandbox; sandboxd, outside, uses SIGKILL.

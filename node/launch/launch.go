@@ -431,8 +431,13 @@ func (s *Shell) root(spec *Spec, setup *control.Setup, files *fileList) error {
 	}
 	files.give(control.FileRoot, root)
 	for _, bind := range spec.Binds {
-		// Not idmapped: to these files the sandbox's root is a stranger and sees what everybody may see.
-		tree, err := cloneTree(bind.Source, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV, nil, 0)
+		// Not idmapped: to these files the sandbox's root is a stranger and sees what everybody may see. What is
+		// mounted below stays away, but in a user namespace the kernel hands out a tree only with what covers it.
+		var below uint
+		if s.host.Rootless {
+			below = unix.AT_RECURSIVE
+		}
+		tree, err := cloneTree(bind.Source, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV, nil, below)
 		if err != nil {
 			return err
 		}
