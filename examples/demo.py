@@ -53,13 +53,36 @@ def stage(title: str) -> Iterator[Callable[[str], None]]:
     start = time.perf_counter()
     try:
         yield said.append
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("stopped")
+        raise
     except BaseException:
         print(_paint("failed", "31"))
         raise
     milliseconds = (time.perf_counter() - start) * 1000
-    print(f"{milliseconds:8.1f} ms   {said[0] if said else ''}")
-    for line in said[1:]:
-        print(f"{'':43}{line}")
+    print(f"{milliseconds:8.1f} ms   {' '.join(said)}".rstrip())
+
+
+def show_parts(whole: float, timings: dict[str, float]) -> None:
+    """Where the time of a create went: a line for the server, for its longest stage, and for this side of it."""
+
+    def line(title: str, taken: float, parts: dict[str, float]) -> None:
+        listed = ", ".join(f"{name} {part:.1f} ms" for name, part in parts.items())
+        print(dim(f"  {title:<28}{taken:8.1f} ms   {listed}".rstrip()))
+
+    if "total" not in timings:
+        return
+    # A name with a dot is a part of the stage before the dot; its total is that stage as sandboxd sees it.
+    stages = {name: taken for name, taken in timings.items() if name != "total" and "." not in name}
+    launch = {
+        name.removeprefix("launch."): taken
+        for name, taken in timings.items()
+        if name.startswith("launch.") and name != "launch.total"
+    }
+    line("  at the server", timings["total"], stages)
+    if launch:
+        line("    launch", timings["launch"], launch)
+    line("  client set-up, connection", whole - timings["total"], {})
 
 
 def clean_environment() -> dict[str, str]:
@@ -162,18 +185,16 @@ async def show(address: str) -> None:
     """The demonstration proper."""
     connection = ConnectionConfig(domain=address, api_key="", request_timeout=timedelta(seconds=30))
     with stage("create a sandbox") as say:
+        start = time.perf_counter()
         sandbox = await Sandbox.create(
             "host",
             timeout=timedelta(minutes=5),
             resource={"cpu": "1", "memory": "256Mi"},
             connection_config=connection,
         )
+        taken = (time.perf_counter() - start) * 1000
         say(f"id {sandbox.id}")
-        # A name with a dot is a part of the stage before the dot.
-        stages = {name: taken for name, taken in sandbox.timings.items() if name != "total" and "." not in name}
-        if stages:
-            shown = ", ".join(f"{name} {taken:.1f}" for name, taken in stages.items())
-            say(dim(f"{shown} ms at the server"))
+    show_parts(taken, sandbox.timings)
     async with sandbox:
         with stage("run a command") as say:
             execution = await sandbox.commands.run("echo Hello from $(hostname), where I am $(whoami)")
@@ -193,7 +214,7 @@ async def show(address: str) -> None:
         with stage("look around inside") as say:
             looked = await sandbox.commands.run(
                 "echo $(ls /proc | grep -c '^[0-9]') processes, "
-                "network devices: $(ls /sys/class/net), homes: $(ls /home)"
+                "network devices: $(ls /sys/class/net), home directories: $(ls /home)"
             )
             say(looked.text.strip())
         info = await sandbox.get_info()
@@ -222,16 +243,19 @@ def main() -> int:
             say(address)
         asyncio.run(show(address))
     except KeyboardInterrupt:
-        print("\n\n  interrupted, cleaning up")
         result = 130
     finally:
         # A second Ctrl-C must not leave half of it behind.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         server.stop()
-    print(
-        f"\nNothing is left of it. Next: {bold('make serve')} starts a server; README.md has a program to try on it.\n"
-    )
+    if result:
+        print("\nStopped, and nothing is left of it.\n")
+    else:
+        print(
+            f"\nNothing is left of it. Next: {bold('make serve')} starts a server;"
+            " README.md has a program to try on it.\n"
+        )
     return result
 
 

@@ -19,17 +19,41 @@ install_command() { # how this system installs Debian packages
 
 UV=.tools/uv/bin/uv
 
+PIP_LOG=.tools/pip.log
+
 bootstrap_uv() { # uv installs a locked set of packages in seconds, where pip takes a minute
     [[ -x $UV ]] && return
     local python
     python=$(find_python)
-    rm -rf .tools/uv
+    rm -rf .tools/uv "$PIP_LOG"
     mkdir -p .tools
-    "$python" -m venv .tools/uv
-    if ! .tools/uv/bin/python -m pip install --quiet --disable-pip-version-check --timeout 20 --retries 1 \
-        --require-hashes -r tools/uv.txt; then
+    # Shown only when it failed by itself: Ctrl-C ends this shell too, and Python's last words are not of interest then.
+    "$python" -m venv .tools/uv 2>"$PIP_LOG" || { cat "$PIP_LOG" >&2; return 1; }
+    if ! pip_install .tools/uv/bin/python --require-hashes -r tools/uv.txt; then
         rm -rf .tools/uv
         return 1
+    fi
+    rm -f "$PIP_LOG"
+}
+
+pip_install() { # into which Python, arguments of `pip install`
+    # What pip says goes into a log: it is many lines, and the last one is not the reason.
+    local pip=(.tools/uv/bin/python -m pip --disable-pip-version-check --log "$PIP_LOG" --python "$1")
+    shift
+    # A registry that does not answer shall show in seconds; one that does may be as slow as it likes.
+    "${pip[@]}" --timeout 5 --retries 0 install "$@" >/dev/null 2>&1 ||
+        { registry_answers && "${pip[@]}" --timeout 60 --retries 3 install "$@" >/dev/null 2>&1; }
+}
+
+registry_answers() { # whether pip got to see a list of packages
+    ! grep -q 'Could not fetch URL' "$PIP_LOG"
+}
+
+registry_trouble() { # what is wrong after a pip_install that failed, in one line
+    if registry_answers; then
+        echo "The Python package registry answers, but not all packages could be installed."
+    else
+        echo "No Python package registry is reachable."
     fi
 }
 

@@ -42,7 +42,12 @@ def error(status: int, code: str, message: str) -> web.Response:
 async def version(_: web.Request) -> web.Response:
     instance = (STATE / "instance").read_text().strip()
     protocol = 99 if behaviour() == "future" else 1
-    return web.json_response({"protocol": protocol, "version": "stub", "pid": os.getpid(), "instance": instance})
+    told = {"protocol": protocol, "version": "stub", "pid": os.getpid(), "instance": instance}
+    if behaviour() != "old":
+        place = Path("/") if behaviour() == "original" else STATE
+        info = place.stat()
+        told |= {"stateDir": str(place), "stateDevice": info.st_dev, "stateInode": info.st_ino}
+    return web.json_response(told)
 
 
 async def host(_: web.Request) -> web.Response:

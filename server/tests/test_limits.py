@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +39,7 @@ def test_cpu(text: str, millis: int) -> None:
         ("33554432", 32 * Mi),
         ("33554432b", 32 * Mi),
         ("1Ti", 1024 * 1024 * Mi),
+        ("16Ti", 16 * 1024 * 1024 * Mi),
     ],
 )
 def test_memory(text: str, size: int) -> None:
@@ -53,7 +57,7 @@ def test_cpu_that_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["abc", "", "-1g", "0", "0Mi", "1Zi", "1gg", "15Mi", "1024", "2Pi", "9" * 30, "1e9", "m"]
+    "text", ["abc", "", "-1g", "0", "0Mi", "1Zi", "1gg", "15Mi", "1024", "17Ti", "1Pi", "9" * 30, "1e9", "m"]
 )
 def test_memory_that_is_refused(text: str) -> None:
     with pytest.raises(OpenSandboxError, match=r"resourceLimits\.memory"):
@@ -64,6 +68,14 @@ def test_memory_that_is_refused(text: str) -> None:
 def test_pids_that_are_refused(text: str) -> None:
     with pytest.raises(OpenSandboxError, match=r"resourceLimits\.pids"):
         limits.pids(text)
+
+
+def test_sandboxd_has_the_same_bounds() -> None:
+    source = (Path(__file__).resolve().parents[2] / "node" / "sandboxd" / "request.go").read_text()
+    for name, bounds in (("CPU", limits.CPU_MILLIS), ("Memory", limits.MEMORY_BYTES), ("Pids", limits.PIDS)):
+        found = re.search(rf"min{name}, max{name} += ([\d <*]+), ([\d <*]+)\n", source)
+        assert found, f"the bounds of {name} are not where they were"
+        assert tuple(eval(number, {}) for number in found.groups()) == bounds, name
 
 
 def test_none_given_leaves_the_runtime_its_default() -> None:
@@ -89,7 +101,7 @@ def test_millis_and_cores_say_the_same(millis: int) -> None:
     assert limits.cpu_millis(f"{millis}m") == limits.cpu_millis(f"{millis // 1000}.{millis % 1000:03d}") == millis
 
 
-@given(st.integers(min_value=16, max_value=1 << 30), st.sampled_from(["Mi", "m", "mb", "M", "MiB", "MB"]))
+@given(st.integers(min_value=16, max_value=16 << 20), st.sampled_from(["Mi", "m", "mb", "M", "MiB", "MB"]))
 def test_every_spelling_of_a_unit_counts_the_same(count: int, unit: str) -> None:
     assert limits.memory_bytes(f"{count}{unit}") == limits.memory_bytes(str(count * Mi)) == count * Mi
 

@@ -227,3 +227,19 @@ async def test_the_watch_survives_sandboxd(settings: plan.Settings, runtime: Loc
     assert report.id == SPEC.id
     assert report.end is not None
     await watch.aclose()
+
+
+async def test_a_sandboxd_of_the_directory_that_ours_is_a_copy_of_is_left_alone(
+    settings: plan.Settings, runtime: LocalRuntime
+) -> None:
+    await runtime.create(SPEC)
+    behave(settings, "original")
+    with pytest.raises(OpenSandboxError, match=f"{settings.state_dir} is a copy of /, whose sandboxd runs") as caught:
+        await LocalRuntime(settings).start()
+    assert "--state-dir /)" in caught.value.hint
+    behave(settings, "old")  # one that does not say where it works is trusted, as before
+    second = LocalRuntime(settings)
+    await second.start()
+    assert [report.id for report in await second.list()] == [SPEC.id]
+    await second.delete(SPEC.id)
+    await second.stop()

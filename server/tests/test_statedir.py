@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import stat
 import subprocess
@@ -101,6 +103,30 @@ def test_a_lock_whose_process_died_is_free(tmp_path: Path) -> None:
     assert statedir.holder(tmp_path) is None
     with statedir.locked(tmp_path):
         pass
+
+
+def test_only_its_owner_can_take_the_lock(tmp_path: Path) -> None:
+    lock = tmp_path / "server.lock"
+    lock.touch(0o644)  # as an earlier version made it
+    with statedir.locked(tmp_path):
+        assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("pid", [os.getpid(), 4_194_305])
+def test_what_a_killed_server_wrote_is_nobody(tmp_path: Path, pid: int) -> None:
+    """Its pid may belong to a stranger by now, and the lock to a server that has not said who it is."""
+    lock = tmp_path / "server.lock"
+    lock.write_text(json.dumps({"pid": pid, "started": 1, "url": "http://127.0.0.1:8080"}))
+    assert statedir.holder(tmp_path) is None
+    with lock.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(CannotStart, match="did not say who it is"):
+            statedir.holder(tmp_path)
+        with pytest.raises(CannotStart, match="another process") as caught, statedir.locked(tmp_path):
+            pass
+        assert str(pid) not in caught.value.message
+    with statedir.locked(tmp_path):
+        assert statedir.holder(tmp_path) == statedir.Holder(os.getpid())
 
 
 def test_default_places() -> None:

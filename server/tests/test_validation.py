@@ -68,7 +68,9 @@ def test_rules_across_fields_are_violations_of_the_shape(changes: dict[str, Any]
 
 
 def test_a_snapshot_is_not_found() -> None:
-    assert refusal(image=None, entrypoint=None, snapshotId="s-1").code is Code.SNAPSHOT_NOT_FOUND
+    told = refusal(image=None, entrypoint=None, snapshotId="s-1")
+    assert told.code is Code.SNAPSHOT_NOT_FOUND
+    assert "from an image" in told.hint
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -71,6 +72,16 @@ def test_it_shows_a_sandbox_from_nothing_to_gone(home: Path, demo: subprocess.Po
         assert stage in shown
     assert shown.count(" ms ") >= 7
     assert "Hello from" in shown
+    # The parts of a create: each number with its unit, no sum beside its own parts, names where there are names.
+    for line in (
+        r"    at the server +[0-9.]+ ms   validate [\d.]+ ms, reserve [\d.]+ ms, launch [\d.]+ ms, publish [\d.]+ ms",
+        r"      launch +[0-9.]+ ms   ([a-z]+ [0-9.]+ ms(, )?)+",
+        r"    client set-up, connection +[0-9.]+ ms",
+        r"  look around inside +[0-9.]+ ms   [0-9]+ processes, network devices: lo, home directories:( [a-z]+)*",
+    ):
+        assert re.search(f"^{line}$", shown, re.MULTILINE), (line, shown)
+    assert "total" not in shown
+    assert "make serve" in shown
     for row in ("namespaces", "system calls", "capabilities", "limit: memory", "network"):
         assert f"\n  {row}" in shown
     until(lambda: not left_of(home), f"nothing is left: {left_of(home)}", 10)
@@ -90,4 +101,6 @@ def test_interrupted_it_cleans_up(home: Path, demo: subprocess.Popen[str], momen
     # A stage that had just ended may have been the last one to notice.
     assert demo.returncode in (0, 130), shown + rest
     assert "Traceback" not in rest, rest
+    assert ("Stopped, and nothing is left of it." in rest) == (demo.returncode == 130), rest
+    assert ("make serve" in rest) == (demo.returncode == 0), rest
     until(lambda: not left_of(home), f"nothing is left: {left_of(home)}", 15)

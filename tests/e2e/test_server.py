@@ -44,6 +44,7 @@ def test_it_says_what_it_is_and_serves(server: LiveServer) -> None:
     assert said.startswith("opensandbox-server 1.2.0")
     for name in ("config", "api", "ingress", "state", "runtime", "isolation"):
         assert f"\n  {name}" in said
+    assert "reconcile" not in server.log.read_text(), "it would stand between these lines"
     assert server.call("GET", "/health").expect(200).json() == {"status": "healthy"}
     assert server.call("GET", "/version").expect(200).json() == {"version": "1.2.0"}
 
@@ -67,6 +68,12 @@ def test_help_says_how(home: Path) -> None:
     assert ended.returncode == 0
     for word in ("--config", "--host", "--port", "--state-dir", "down --all", "SANDBOX_CONFIG_PATH"):
         assert word in ended.stdout
+
+
+def test_init_config_says_that_no_file_is_needed(home: Path) -> None:
+    told = refused(run("init-config", "~/.sandbox.toml", "--example", "docker", home=home))
+    assert "no configuration file is needed" in told
+    assert "docs/configuration.md" in told
 
 
 @pytest.mark.parametrize("kind", ["docker", "kubernetes"])
@@ -124,6 +131,31 @@ def test_a_database_of_another_instance_is_refused(home: Path) -> None:
         error = refused(run("--port", "0", "--state-dir", str(server.state), home=home))
         assert "ffffffff" in error
         file.write_text(kept)
+
+
+def test_a_copy_of_a_running_state_directory_is_refused_and_harms_nothing(home: Path) -> None:
+    with LiveServer.started(home) as server:
+        kept = server.create()
+        copy = home / "copy"
+        subprocess.run(["cp", "-a", str(server.state), str(copy)], check=True)
+        made_since = server.create()
+        for more in ((), ("down",), ("down", "--all")):
+            told = refused(run(*more, "--state-dir", str(copy), *(() if more else ("--port", "0")), home=home))
+            assert f"{copy} is a copy of {server.state}, whose sandboxd runs" in told
+            assert f"--state-dir {server.state}" in told
+        assert kept.ping()
+        assert made_since.ping()
+        assert server.call("GET", "/health").status == 200
+        # A link to the directory is not a copy of it.
+        link = home / "link"
+        link.symlink_to(server.state)
+        assert run("down", "--state-dir", str(link), home=home).returncode == 0
+        # What the message says helps.
+        assert server.down("--all").returncode == 0
+        server.state = copy
+        server.start()
+        assert server.get(kept.id)["status"]["state"] in ("Failed", "Terminated")
+        assert server.call("GET", f"/v1/sandboxes/{made_since.id}").status == 404
 
 
 def test_dead_sockets_of_a_killed_server_do_not_matter(home: Path) -> None:
@@ -226,6 +258,7 @@ def test_a_signal_stops_the_server_and_nothing_else(home: Path, number: int) -> 
         assert sandbox.run("echo alive").stdout == "alive"
         server.start()
         assert server.ids() == {sandbox.id}
+        assert "  sandboxes  1 adopted since the last server" in server.lines
 
 
 def test_an_idle_sandboxd_leaves_with_the_server(home: Path) -> None:

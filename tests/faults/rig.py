@@ -39,11 +39,16 @@ class Rig:
     def kill_sandboxd(self) -> None:
         """Kill it and wait until it is gone; the server then starts another one."""
         pid = self.sandboxd_pid()
+        self.end(pid)
+        until(lambda: self._new_sandboxd(pid), "sandboxd is started again")
+
+    @staticmethod
+    def end(pid: int) -> None:
+        """Kill it and wait until it is gone."""
         pidfd = os.pidfd_open(pid)
         os.kill(pid, signal.SIGKILL)
         assert select.select([pidfd], [], [], 10)[0]
         os.close(pidfd)
-        until(lambda: self._new_sandboxd(pid), "sandboxd is started again")
 
     def _new_sandboxd(self, old: int) -> bool:
         try:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rig import COUNTED, COUNTING, MOMENTS, Rig, answers, attempt, failed_with
 
-from live_server import until
+from live_server import Sandbox, until
 
 
 def test_at_rest_nothing_changes(rig: Rig) -> None:
@@ -101,6 +101,38 @@ def test_server_and_sandboxd_at_once(rig: Rig) -> None:
     again = rig.server.connect(made[0].id)
     assert again.wait(background)["exit_code"] == 0
     assert again.logs(background) == COUNTED
+
+
+def both_killed(rig: Rig, count: int) -> list[Sandbox]:
+    """Sandboxes that nobody looks after."""
+    made = [rig.create() for _ in range(count)]
+    pid = rig.sandboxd_pid()
+    rig.server.kill()
+    rig.end(pid)
+    assert len(rig.marked_processes()) == count
+    return made
+
+
+def test_down_all_ends_what_nobody_looks_after(rig: Rig) -> None:
+    made = both_killed(rig, 2)
+    ended = rig.server.down("--all")
+    assert ended.returncode == 0, ended.stderr
+    assert "Ending 2 sandboxes" in ended.stdout
+    assert rig.server.leftovers() == []
+    again = rig.server.down("--all")
+    assert again.stdout == f"Nothing runs on {rig.server.state}.\n"
+    rig.server.start()
+    for one in made:
+        assert rig.server.get(one.id)["status"]["state"] == "Terminated"
+
+
+def test_down_says_that_they_live_and_has_them_looked_after(rig: Rig) -> None:
+    (sandbox,) = both_killed(rig, 1)
+    ended = rig.server.down()
+    assert ended.returncode == 0, ended.stderr
+    assert "1 sandbox lives on; `opensandbox-server down --all` ends it." in ended.stdout
+    assert rig.known_to_sandboxd() == {sandbox.id}
+    assert len(rig.marked_processes()) == 1
 
 
 def test_under_load(rig: Rig) -> None:

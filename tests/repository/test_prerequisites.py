@@ -91,8 +91,11 @@ def test_old_python(clone: Path) -> None:
 
 
 def test_registry_out_of_reach_is_told_before_anything_is_built(clone: Path) -> None:
-    # A Python whose venv has a pip that reaches nothing.
-    venv = 'if [[ $2 == venv ]]; then /bin/mkdir -p "$3/bin"; /bin/ln -s /bin/false "$3/bin/python"; fi'
+    # A Python whose venv has a pip that reaches nothing, and says so where it was told to.
+    pip = clone.parent / "pip"
+    pip.write_text("#!/bin/bash\necho 'Could not fetch URL' > .tools/pip.log\nexit 1\n")
+    pip.chmod(0o755)
+    venv = f'if [[ $2 == venv ]]; then /bin/mkdir -p "$3/bin"; /bin/ln -s {pip} "$3/bin/python"; fi'
     programs = {"python3": venv, "go": "[[ $1 == env ]] && echo go1.26.8 || echo compiling >&2"}
     programs |= {name: f'exec /bin/{name} "$@"' for name in ("rm", "mkdir")}
     code, said = run(clone, programs)

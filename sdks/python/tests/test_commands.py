@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import traceback
 from datetime import timedelta
 from typing import Any
 
@@ -161,13 +162,49 @@ async def test_a_handler_that_fails_stops_the_run(stub: Stub, sandbox: Sandbox) 
 
 @pytest.mark.parametrize("cut", [True, False])
 @pytest.mark.anyio
-async def test_a_stream_that_ends_early_names_the_command(stub: Stub, sandbox: Sandbox, cut: bool) -> None:
+async def test_a_stream_that_ends_early_keeps_what_is_known(stub: Stub, sandbox: Sandbox, cut: bool) -> None:
     stub.routes[RUN] = stream(INIT, event("stdout", text="half"), cut=cut)
     with pytest.raises(SandboxConnectionException) as raised:
         await sandbox.commands.run("x")
+    # A command is not run twice, and what was heard of it is not lost.
     assert len(stub.requests) == 1
-    if not cut:
-        assert "get_command_status('abc123')" in str(raised.value)
+    error = raised.value
+    assert error.execution is not None
+    assert (error.execution.id, error.execution.text, error.execution.exit_code) == ("abc123", "half", None)
+    assert "goes on" in str(error)
+    assert "commands.get_command_status('abc123') tells how it ends" in str(error)
+    if cut:
+        assert error.request_id == stub.requests[0].headers["x-request-id"]
+    shown = "".join(traceback.format_exception(error))
+    assert shown.count("Traceback") == 1, shown
+    assert "httpx" not in shown
+
+
+@pytest.mark.anyio
+async def test_a_stream_that_breaks_before_the_command_is_known(stub: Stub, sandbox: Sandbox) -> None:
+    stub.routes[RUN] = stream(event("ping", text="pong"), cut=True)
+    with pytest.raises(SandboxConnectionException, match="broke") as raised:
+        await sandbox.commands.run("x")
+    assert raised.value.execution is None
+    assert "get_command_status" not in str(raised.value)
+
+
+@pytest.mark.anyio
+async def test_a_stream_that_breaks_after_the_end_is_whole(stub: Stub, sandbox: Sandbox) -> None:
+    stub.routes[RUN] = stream(INIT, event("stdout", text="all"), DONE, cut=True)
+    execution = await sandbox.commands.run("x")
+    assert (execution.text, execution.exit_code) == ("all", 0)
+
+
+@pytest.mark.anyio
+async def test_a_connection_that_breaks_in_a_handler_is_the_handlers(stub: Stub, sandbox: Sandbox) -> None:
+    async def ask(_: OutputMessage) -> None:
+        raise SandboxConnectionException("of another request")
+
+    stub.routes[RUN] = stream(INIT, event("stdout", text="out"), DONE)
+    with pytest.raises(SandboxConnectionException, match="of another request") as raised:
+        await sandbox.commands.run("x", handlers=ExecutionHandlers(on_stdout=ask))
+    assert raised.value.execution is None
 
 
 @pytest.mark.anyio

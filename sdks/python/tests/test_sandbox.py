@@ -153,7 +153,7 @@ async def test_an_error_of_the_delete_does_not_hide_the_first_one(stub: Stub, co
 @pytest.mark.anyio
 async def test_what_the_runtime_cannot_do_is_an_error(stub: Stub, config: ConnectionConfig) -> None:
     stub.routes["POST", CREATE] = Reply.error(501, "NODE::UNSUPPORTED_HOST", "no user namespaces", hint="sysctl …")
-    with pytest.raises(UnsupportedException, match=r"no user namespaces Hint: sysctl …"):
+    with pytest.raises(UnsupportedException, match=r"no user namespaces \(HTTP 501, .*\) — hint: sysctl …"):
         await Sandbox.create("host", connection_config=config)
     assert len(stub.requests) == 1
 

@@ -154,10 +154,27 @@ async def test_an_error_carries_all_that_the_answer_says(
         "r-1",
         status,
     )
-    assert str(error) == f"[A::B] It broke. Hint: Mend it. (HTTP {status}, request r-1)"
+    assert str(error) == f"[A::B] It broke. (HTTP {status}, request r-1) — hint: Mend it."
     assert isinstance(error, exceptions.SandboxApiException)
     assert error.status_code == status
     assert error.retry_after == timedelta(seconds=4)
+
+
+@pytest.mark.parametrize("sent", [{}, {"hint": "Send the key in the OPEN-SANDBOX-API-KEY header."}])
+@pytest.mark.anyio
+async def test_a_missing_key_says_how_to_give_one_here(
+    stub: Stub, config: ConnectionConfig, sent: dict[str, str]
+) -> None:
+    stub.routes["GET", "/v1/x"] = Reply.error(401, "MISSING_API_KEY", "This server asks for an API key.", **sent)
+    with pytest.raises(exceptions.AuthenticationException) as raised:
+        await Connection.to_server(config).call("GET", "/x")
+    ours = "Pass api_key= to ConnectionConfig or set OPEN_SANDBOX_API_KEY."
+    assert raised.value.hint == " ".join([*sent.values(), ours])
+    assert str(raised.value).endswith(ours)
+    stub.routes["GET", "/v1/x"] = Reply.error(401, "INVALID_API_KEY", "Not that one.")
+    with pytest.raises(exceptions.AuthenticationException) as raised:
+        await Connection.to_server(config).call("GET", "/x")
+    assert raised.value.hint is None
 
 
 @pytest.mark.anyio

@@ -43,8 +43,15 @@ The API key is $OPENSANDBOX_SERVER_API_KEY, else [server] api_key; loopback need
 
 def main(arguments: list[str] | None = None) -> int:
     """The program. Returns its exit code: 0 after an ordinary end, 1 when it could not start, 2 for wrong usage."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
     try:
+        if words[:1] == ["init-config"]:
+            # The published server has it, so people type it; whatever follows does not matter.
+            raise CannotStart(
+                "There is no init-config yet, and no configuration file is needed: `opensandbox-server` just starts.",
+                "docs/configuration.md lists every setting and its default.",
+            )
+        options = _parser().parse_args(words)
         if sys.platform != "linux":
             raise CannotStart(
                 f"The local runtime needs Linux; this is {platform.system()}.",
@@ -104,7 +111,7 @@ def _down(options: argparse.Namespace) -> int:
     from .down import down
 
     loaded = _load(options)
-    return down(_state_path(loaded), loaded.config.local.run_dir, everything=options.all)
+    return down(_state_path(loaded), loaded.config.local, everything=options.all)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -171,6 +178,9 @@ async def _run(loaded: Loaded, state: StateDir, database: Path, sockets: list[so
                 _line("note", "what programs in a sandbox serve on a port is open to whoever reaches the ingress.")
             _line("state", f"{state.path} (instance {state.instance[:8]})")
             _tell_runtime(runtime)
+            found = app.state.found
+            if any(vars(found).values()):
+                _line("sandboxes", f"{found} since the last server")
             print(
                 f"Ready after {time.monotonic() - started:.2f} s. Ctrl-C stops the server; sandboxes live on.",
                 flush=True,
@@ -179,7 +189,10 @@ async def _run(loaded: Loaded, state: StateDir, database: Path, sockets: list[so
         async with app.router.lifespan_context(app):
             await serve.serve(app, sockets, config.server, stop, ready)
     print(
-        "Stopped; sandboxes live on. `opensandbox-server down --all` ends them." if runtime.left_behind else "Stopped."
+        # True also when it is `down --all` that stops us: that ends them next.
+        "Stopped; sandboxes live on until `opensandbox-server down --all` ends them."
+        if runtime.left_behind
+        else "Stopped."
     )
 
 
@@ -224,9 +237,8 @@ def _logging(level: str) -> None:
     import logging
 
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    # What these say at INFO is said better by the lines on standard output.
-    for name in ("uvicorn.error", "opensandbox_server.app"):
-        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level]))
+    # What it says at INFO is said better by the lines on standard output.
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level]))
 
 
 def _line(name: str, text: str) -> None:

@@ -19,6 +19,7 @@ from .api.docs import docs_routes, specification
 from .api.guard import Guard, GuardRules, with_cors
 from .api.health import health_routes
 from .api.metric import metric_routes
+from .api.not_built import not_built_routes
 from .api.request_id import RequestId
 from .api.sandbox import sandbox_routes
 from .background import Background
@@ -72,6 +73,8 @@ def create_app(deps: Deps) -> FastAPI:
     app.include_router(sandboxes)
     app.include_router(sandboxes, prefix="/v1")
     app.include_router(metric_routes(), prefix="/v1")
+    for prefix in ("", "/v1"):
+        app.router.routes.extend(not_built_routes(prefix))
     register_handlers(app)
     # Added last is outermost: every answer, also a refusal, carries the request id.
     app.add_middleware(Guard, rules=GuardRules(deps.api_key, deps.loopback, deps.cors_origins))
@@ -112,7 +115,8 @@ class _Parts:
         await self._deps.runtime.start()
         try:
             found = await self._reconcile.once(remove)
-            log.info("reconcile: %s", found)
+            log.debug("reconcile: %s", found)
+            app.state.found = found
             if found.failed:
                 self._reconcile.wake()
             async with anyio.create_task_group() as tasks:

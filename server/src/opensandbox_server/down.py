@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import select
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,8 @@ from .wire.errors import KIND
 from .wire.sandboxd import NodeVersion, ReportState, ShutdownRequestWhen
 
 if TYPE_CHECKING:
+    from .config import Local
+    from .runtimes.local.plan import Settings
     from .runtimes.local.sandboxd import Client
 
 SERVER_SECONDS = 30.0
@@ -26,12 +30,13 @@ NODE_SECONDS = 60.0
 Say = Callable[[str], None]
 
 
-def down(state: Path, run_dir: Path | None, *, everything: bool, say: Say = print) -> int:
+def down(state: Path, local: Local, *, everything: bool, say: Say = print) -> int:
     """Stop what runs on this state directory. Returns the exit code: 0 also when nothing ran.
 
-    >>> down(Path("/var/lib/opensandbox"), None, everything=True)       # doctest: +SKIP
-    Stopping the server (pid 4711) … done in 0.1 s.
-    Ending 2 sandboxes and sandboxd (pid 4712) … done in 0.2 s.
+    >>> down(Path("/var/lib/opensandbox"), Local(), everything=True)       # doctest: +SKIP
+    Stopped the server (pid 4711) in 0.1 s.
+    Ending 2 sandboxes …
+    sandboxd (pid 4712) left after 0.2 s.
     0
     """
     instance = _instance(state)
@@ -39,7 +44,7 @@ def down(state: Path, run_dir: Path | None, *, everything: bool, say: Say = prin
         say(f"Nothing runs: {state} is not a state directory.")
         return 0
     stopped = _stop_server(state, say)
-    left = asyncio.run(_stop_node(state, statedir.run_dir(instance, run_dir), everything=everything, say=say))
+    left = asyncio.run(_stop_node(_settings(state, instance, local), everything=everything, say=say))
     if not stopped and left is None:
         say(f"Nothing runs on {state}.")
     return 0
@@ -51,9 +56,27 @@ def _instance(state: Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CannotStart(
-            f"The state directory {state} cannot be read: {error.strerror}.", "Run as the user the server runs as."
-        ) from None
+        raise _unreadable(state, error) from None
+
+
+def _unreadable(state: Path, error: OSError) -> CannotStart:
+    return CannotStart(
+        f"The state directory {state} cannot be read: {error.strerror}.", "Run as the user the server runs as."
+    )
+
+
+def _settings(state: Path, instance: str, local: Local) -> Settings:
+    from .runtimes.local.plan import Settings
+    from .runtimes.local.sandboxd import binary
+
+    return Settings(
+        state_dir=state,
+        run_dir=statedir.run_dir(instance, local.run_dir),
+        instance=instance,
+        sandboxd=binary("sandboxd"),
+        ingress=binary("ingress"),
+        free_space_reserve=local.free_space_reserve,
+    )
 
 
 def _stop_server(state: Path, say: Say) -> bool:
@@ -65,8 +88,9 @@ def _stop_server(state: Path, say: Say) -> bool:
     except ProcessLookupError:
         return False
     try:
-        # The pid was read from a file: only if the same one still holds the lock is it the process meant.
-        if statedir.holder(state) != holder:
+        # Between the reading and the opening the pid may have become another's: asked again, it cannot any more.
+        again = statedir.holder(state)
+        if again is None or again.pid != holder.pid:
             return False
         started = time.monotonic()
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
@@ -85,13 +109,26 @@ def _stop_server(state: Path, say: Say) -> bool:
         os.close(pidfd)
 
 
-async def _stop_node(state: Path, run_dir: Path, *, everything: bool, say: Say) -> bool | None:
-    """True: sandboxd left. False: it stays with its sandboxes. None: there was none."""
+async def _stop_node(settings: Settings, *, everything: bool, say: Say) -> bool | None:
+    """True: sandboxd left. False: it stays with its sandboxes. None: there was none, and nothing for one to do."""
     from .runtimes.local import sandboxd  # brings aiohttp, which no refusal above should wait for
 
-    async with sandboxd.Client(run_dir / "sandboxd.sock") as node:
-        if (version := await _answer(node, state / "sandboxd.lock")) is None:
+    state = settings.state_dir
+    async with sandboxd.Client(settings.socket) as node:
+        version = await _answer(node, state / "sandboxd.lock")
+        if version is None and _may_live(state):
+            # It was killed, and its sandboxes live on. Only a sandboxd knows which, and only it can end them.
+            say("sandboxd is gone but left sandboxes; starting it again to find them.")
+            # It may stay, so it gets all that a server would give it.
+            await sandboxd.start(replace(settings, pip_dir=sandboxd.pip_directory(state)))
+            version = await _answer(node, state / "sandboxd.lock")
+        if version is None:
             return None
+        if (original := sandboxd.copied_from(version, state)) is not None:
+            raise CannotStart(
+                f"{state} is a copy of {original}, whose sandboxd runs (pid {version.pid}); nothing of it was stopped.",
+                f"To stop that one: opensandbox-server down --state-dir {original}",
+            )
         living = sum(1 for report in await node.list() if report.state is not ReportState.ENDED)
         with contextlib.ExitStack() as stack:
             try:
@@ -118,6 +155,23 @@ async def _stop_node(state: Path, run_dir: Path, *, everything: bool, say: Say) 
                 )
             say(f"sandboxd (pid {version.pid}) left after {time.monotonic() - started:.1f} s.")
             return True
+
+
+def _may_live(state: Path) -> bool:
+    """Whether a sandbox was running or being deleted when sandboxd last wrote about it."""
+    try:
+        return any(file.suffix == ".json" and _phase(file) != "ended" for file in (state / "records").iterdir())
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _unreadable(state, error) from None
+
+
+def _phase(record: Path) -> str | None:
+    try:
+        return str(json.loads(record.read_bytes())["phase"])
+    except (ValueError, KeyError, TypeError):
+        return None  # sandboxd decides what such a file is
 
 
 async def _answer(node: Client, lock: Path) -> NodeVersion | None:

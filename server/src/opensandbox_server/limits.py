@@ -11,9 +11,9 @@ from .errors import OpenSandboxError, invalid, unsupported_field
 from .sandbox import Limits
 
 # Below these nothing useful starts; above them the number is a slip of the pen on any machine. Whether the host has
-# that much is the runtime's question.
+# that much is the runtime's question. sandboxd has the same bounds (node/sandboxd/request.go).
 CPU_MILLIS = (10, 1_024_000)
-MEMORY_BYTES = (16 << 20, 1 << 50)
+MEMORY_BYTES = (16 << 20, 16 << 40)
 PIDS = (8, 4_194_304)
 
 # Twenty digits before and after the point hold every honest number and keep Decimal from being made to work.
@@ -43,7 +43,7 @@ def memory_bytes(text: str) -> int:
     if not match:
         raise _unreadable("memory", text, "512Mi, 1g or a number of bytes")
     factor = 1024 ** (" kmgtpe".index(match[2].lower()) if match[2] else 0)
-    return _bounded("memory", text, Decimal(match[1]) * factor, MEMORY_BYTES, ("16Mi", "1Pi"))
+    return _bounded("memory", text, Decimal(match[1]) * factor, MEMORY_BYTES, ("16Mi", "16Ti"))
 
 
 def pids(text: str) -> int:

@@ -195,7 +195,8 @@ class ServerLock:
 
     def tell(self, url: str) -> None:
         """Write down who holds it, for `down` and for the message of a second server."""
-        text = json.dumps({"pid": os.getpid(), "url": url}).encode() + b"\n"
+        pid = os.getpid()
+        text = json.dumps({"pid": pid, "started": _started(pid), "url": url}).encode() + b"\n"
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, text, 0)
 
@@ -206,12 +207,13 @@ def locked(state: Path) -> Iterator[ServerLock]:
     fd = _lock_file(state, os.O_CREAT)
     try:
         if not _take(fd):
-            holder = _read_holder(fd)
+            holder = _told(fd)
             named = f"pid {holder.pid}{f' at {holder.url}' if holder.url else ''}" if holder else "another process"
             raise CannotStart(
                 f"A server already runs on the state directory {state}: {named}.",
                 "Use that one, stop it with `opensandbox-server down`, or give this one another --state-dir.",
             )
+        os.fchmod(fd, 0o600)  # whoever can open it can lock it; an earlier version let everyone read
         lock = ServerLock(fd)
         lock.tell("")
         yield lock
@@ -233,14 +235,24 @@ def _take(fd: int) -> bool:
 
 
 def holder(state: Path) -> Holder | None:
-    """Which server runs on this directory; None when none does."""
-    if not is_held(state / "server.lock"):
-        return None
-    fd = _lock_file(state, 0)
+    """Which server runs on this directory; None when none does.
+
+    What a killed server wrote stays in the file, so only what a living holder wrote counts.
+    """
+    lock = state / "server.lock"
     try:
-        return _read_holder(fd)
+        if not is_held(lock):
+            return None
+        fd = _lock_file(state, 0)
+    except PermissionError as error:
+        raise CannotStart(f"{lock} cannot be read: {error.strerror}.", "Run as the user the server runs as.") from None
+    try:
+        found = _told(fd)
     finally:
         os.close(fd)
+    if found is None and is_held(lock):
+        raise CannotStart(f"{lock} is held by a process that did not say who it is.", f"Find it with: fuser -v {lock}")
+    return found
 
 
 def is_held(lock: Path) -> bool:
@@ -259,12 +271,29 @@ def is_held(lock: Path) -> bool:
 
 
 def _lock_file(state: Path, flags: int) -> int:
-    return os.open(state / "server.lock", os.O_RDWR | os.O_NOFOLLOW | flags, 0o644)
+    return os.open(state / "server.lock", os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
+
+
+def _told(fd: int) -> Holder | None:
+    """Who holds a lock that is held. A server that has just taken it needs a moment to write itself down."""
+    for _ in range(5):
+        if found := _read_holder(fd):
+            return found
+        time.sleep(0.02)
+    return None
 
 
 def _read_holder(fd: int) -> Holder | None:
+    """Who wrote itself down, if that process lives: its pid may be somebody else's by now."""
     try:
         value = json.loads(os.pread(fd, 4096, 0))
-        return Holder(int(value["pid"]), str(value.get("url", "")))
-    except (ValueError, KeyError, TypeError):
+        found = Holder(int(value["pid"]), str(value.get("url", "")))
+        return found if value["started"] == _started(found.pid) else None
+    except (ValueError, KeyError, TypeError, OSError):
         return None
+
+
+def _started(pid: int) -> int:
+    """When the kernel started it, in ticks since boot: with the pid, this is one process for good."""
+    # The name in parentheses may hold anything, spaces and parentheses too.
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

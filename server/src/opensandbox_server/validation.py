@@ -120,7 +120,11 @@ def _refuse_what_nobody_does(request: CreateSandboxRequest, rules: Rules) -> Non
         if asked:
             raise unsupported_field(rules.runtime, field)
     if request.snapshot_id and request.snapshot_id.strip():
-        raise OpenSandboxError(Code.SNAPSHOT_NOT_FOUND, f"There is no snapshot {request.snapshot_id[:64]}.")
+        raise OpenSandboxError(
+            Code.SNAPSHOT_NOT_FOUND,
+            f"There is no snapshot {request.snapshot_id[:64]}.",
+            hint="Snapshots are not built yet; create the sandbox from an image.",
+        )
 
 
 def _image(request: CreateSandboxRequest, warnings: list[str]) -> str:

@@ -16,7 +16,7 @@ from opensandbox import models
 from opensandbox.concurrency import call
 from opensandbox.exceptions import InvalidArgumentException, SandboxConnectionException, SandboxException
 from opensandbox.sse import EventSplitter
-from opensandbox.transport import NO_RETRIES, Connection, error_of_body, translated
+from opensandbox.transport import NO_RETRIES, REQUEST_ID_HEADER, Connection, error_of_body, translated
 
 logger = logging.getLogger("opensandbox")
 
@@ -44,24 +44,31 @@ class Commands:
         """Run a command and wait for its end; in the background, only for its start.
 
         A text is run by the shell, a list as it is. A command that fails is no exception: look at
-        `exit_code` and `end`. Cancelling stops the waiting, not the command; `interrupt` stops it.
+        `exit_code` and `end`. Cancelling stops the waiting, not the command; `interrupt` stops it. When the
+        connection breaks meanwhile, `SandboxConnectionException.execution` has the id and the output until then.
         """
         opts = opts or models.RunCommandOpts()
         execution = models.Execution()
         recorder = _Recorder(execution, handlers, opts.background)
         # Closed here and not by the garbage collector: the connection goes back also when a handler fails.
         async with aclosing(self._events(_request(command, opts))) as events:
-            async for event in events:
+            while True:
+                # Around this line alone: a handler may raise the same exception for a reason of its own.
+                try:
+                    event = await anext(events, None)
+                except SandboxConnectionException as error:
+                    if execution.id is None:
+                        raise
+                    if _ended(execution):
+                        break
+                    raise _broken(execution, error.message, error.request_id) from None
+                if event is None:
+                    break
                 await recorder.take(event)
                 if opts.background and execution.complete is not None:
                     break
-        if execution.error is None and execution.complete is None:
-            raise SandboxConnectionException(
-                "the stream of the command's output ended before the command did",
-                hint=f"It may still be running: commands.get_command_status({execution.id!r}) tells."
-                if execution.id
-                else "Nothing is known of the command; the sandbox may have ended.",
-            )
+        if not _ended(execution):
+            raise _broken(execution, "the stream of the command's output ended before the command did")
         return execution
 
     async def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
@@ -69,8 +76,9 @@ class Commands:
         splitter = EventSplitter()
         async with self._execd.stream("POST", "/command", json=body, headers=headers, endless=True) as response:
             chunks = response.aiter_raw()
+            request_id = response.request.headers.get(REQUEST_ID_HEADER)
             while True:
-                with translated("POST", self._execd.base_url):
+                with translated("POST", self._execd.base_url, request_id):
                     chunk = await anext(chunks, None)
                 for document in splitter.finish() if chunk is None else splitter.feed(chunk):
                     event = _event(document)
@@ -168,6 +176,24 @@ class _Recorder:
                 execution.exit_code = 0
             if handlers.on_execution_complete:
                 await call(handlers.on_execution_complete, complete)
+
+
+def _ended(execution: models.Execution) -> bool:
+    return execution.error is not None or execution.complete is not None
+
+
+def _broken(execution: models.Execution, message: str, request_id: str | None = None) -> SandboxConnectionException:
+    """The exception for a command whose end was not heard of."""
+    broken = SandboxConnectionException(
+        message,
+        request_id=request_id,
+        hint="The command goes on as long as the sandbox does;"
+        f" commands.get_command_status({execution.id!r}) tells how it ends."
+        if execution.id
+        else "Nothing is known of the command; the sandbox may have ended.",
+    )
+    broken.execution = execution if execution.id else None
+    return broken
 
 
 def _request(command: str | list[str], opts: models.RunCommandOpts) -> dict[str, Any]:

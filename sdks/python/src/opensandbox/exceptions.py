@@ -25,6 +25,10 @@ Each carries `code`, `message`, `hint`, `request_id` and `status`; `str()` shows
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opensandbox.models import Execution
 
 __all__ = [
     "AuthenticationException",
@@ -106,11 +110,12 @@ class SandboxException(Exception):
 
     def __str__(self) -> str:
         text = f"[{self.code}] {self.message}" if self.message else f"[{self.code}]"
-        if self.hint:
-            text += f" Hint: {self.hint}"
         facts = [f"HTTP {self.status}" if self.status else "", f"request {self.request_id}" if self.request_id else ""]
         facts = [fact for fact in facts if fact]
-        return f"{text} ({', '.join(facts)})" if facts else text
+        if facts:
+            text += f" ({', '.join(facts)})"
+        # Messages end without a full stop, so the hint has a separator of its own; on one line, for logs.
+        return f"{text} — hint: {self.hint}" if self.hint else text
 
 
 class SandboxApiException(SandboxException):
@@ -198,9 +203,14 @@ class SandboxTimeoutException(SandboxInternalException):
 
 
 class SandboxConnectionException(SandboxInternalException):
-    """The server or the sandbox cannot be reached, or the connection broke."""
+    """The server or the sandbox cannot be reached, or the connection broke.
+
+    When it broke under a running command, `execution` has the id of the command and the output until then.
+    """
 
     default_code = SandboxError.CONNECTION
+
+    execution: Execution | None = None
 
 
 class SandboxUnhealthyException(SandboxException):

@@ -27,6 +27,7 @@ from opensandbox.exceptions import (
     class_of_status,
 )
 from opensandbox.retry import Failure, JitterMode, RetryEvent, RetryPolicy, parse_retry_after
+from opensandbox.wire.errors import Code
 
 if TYPE_CHECKING:
     import httpx2
@@ -314,10 +315,14 @@ def error_of_body(
         message = body[:500].decode("utf-8", "replace").strip() or f"answered with status {status}"
     kind = class_of_status(status)
     code = document.get("code") or kind.default_code
+    hint = document.get("hint")
+    if code == Code.MISSING_API_KEY:
+        # The server names the header, as it must for every client; here there are shorter ways.
+        hint = " ".join(filter(None, [hint, "Pass api_key= to ConnectionConfig or set OPEN_SANDBOX_API_KEY."]))
     return kind(
         str(message),
         status_code=status,
-        error=SandboxError(str(code), str(message), document.get("hint")),
+        error=SandboxError(str(code), str(message), hint),
         request_id=document.get("requestId") or request_id,
         response_body=body,
         is_retryable=status in (429, 502, 503),

@@ -145,7 +145,11 @@ def _malformed(violations: list[dict[str, Any]]) -> OpenSandboxError:
     first = violations[0]
     where = ".".join(str(part) for part in first["loc"])
     more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-    return OpenSandboxError(Code.GENERAL_INVALID_REQUEST, f"{where}: {first['msg']}{more}", violations=violations)
+    # The default hint speaks of the body.
+    hint = None if first["loc"][0] == "body" else "Compare the address and its parameters with /openapi.json."
+    return OpenSandboxError(
+        Code.GENERAL_INVALID_REQUEST, f"{where}: {first['msg']}{more}", hint=hint, violations=violations
+    )
 
 
 _SECRET = frozenset({"auth", "env", "password"})

@@ -182,7 +182,7 @@ class LocalRuntime:
             except sandboxd.Unreachable:
                 await sandboxd.start(self._settings)
                 version = await self._first_answer()
-            self._check_version(version)
+            await self._check_version(version)
             told = await self._node.set_ingress(plan.ingress_request(self._settings))
             if set(told.hosts) != set(self._settings.ingress_hosts) and told != self._ingress:
                 _log.warning(
@@ -203,7 +203,16 @@ class LocalRuntime:
                     raise
                 await asyncio.sleep(_RECONNECT_FIRST)
 
-    def _check_version(self, version: wire.NodeVersion) -> None:
+    async def _check_version(self, version: wire.NodeVersion) -> None:
+        original = await asyncio.to_thread(sandboxd.copied_from, version, self._settings.state_dir)
+        if original is not None:
+            # Its sandboxes have no rows in our database, and would all be ended as nobody's.
+            raise OpenSandboxError(
+                Code.NODE_UNAVAILABLE,
+                f"{self._settings.state_dir} is a copy of {original}, whose sandboxd runs (pid {version.pid}).",
+                hint=f"Stop that one for good (opensandbox-server down --all --state-dir {original}), "
+                "or give this server an empty --state-dir.",
+            )
         if version.instance != self._settings.instance:
             raise OpenSandboxError(
                 Code.NODE_UNAVAILABLE,

@@ -211,6 +211,19 @@ def _told(body: bytes, otherwise: str) -> OpenSandboxError:
         return OpenSandboxError(Code.SANDBOX_INTERNAL_ERROR, otherwise)
 
 
+def copied_from(version: wire.NodeVersion, state: Path) -> str | None:
+    """Where the sandboxd that answers keeps its state, if that is not this directory.
+
+    A copied or restored state directory has the instance id of the original, and so finds the original's sandboxd.
+    """
+    if version.state_inode is None or version.state_device is None:
+        return None
+    own = state.stat()
+    if (own.st_dev, own.st_ino) == (version.state_device, version.state_inode):
+        return None
+    return version.state_dir or "another directory"
+
+
 async def start(settings: plan.Settings) -> None:
     """Start sandboxd and wait for its ready line. Fine when another one was faster."""
     log = settings.state_dir / "log" / "sandboxd.log"

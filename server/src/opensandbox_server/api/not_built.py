@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routes that published clients know and this server does not have yet: refused by name, not as unknown.
+
+They are no part of our contract, so they are plain routes that `/openapi.json` and `/docs` do not show. A route that
+gets built leaves this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from opensandbox_server.errors import Code, OpenSandboxError
+
+_SANDBOX = "/sandboxes/{sandbox_id}"
+_REFUSED = Code.SANDBOX_API_NOT_SUPPORTED
+_ANY = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+TABLE: tuple[tuple[tuple[str, ...], str, str, Code], ...] = (
+    (("POST",), f"{_SANDBOX}/pause", "Pausing a sandbox", _REFUSED),
+    (("POST",), f"{_SANDBOX}/resume", "Resuming a sandbox", _REFUSED),
+    (("PATCH",), f"{_SANDBOX}/metadata", "Changing metadata", _REFUSED),
+    (("POST",), f"{_SANDBOX}/snapshots", "Taking a snapshot", _REFUSED),
+    (("GET",), "/snapshots", "Listing snapshots", _REFUSED),
+    (("GET", "DELETE"), "/snapshots/{snapshot_id}", "Asking for a snapshot", _REFUSED),
+    (("GET",), f"{_SANDBOX}/diagnostics/{{kind}}", "Diagnosis of a sandbox", _REFUSED),
+    (("GET",), f"{_SANDBOX}/events", "The history of a sandbox", _REFUSED),
+    (("GET",), f"{_SANDBOX}/history", "The history of a sandbox", _REFUSED),
+    (("GET", "POST", "PUT", "PATCH", "DELETE"), f"{_SANDBOX}/networkpolicy", "A network policy", _REFUSED),
+    (_ANY, f"{_SANDBOX}/proxy/{{port}}", "The proxy to a sandbox's ports", _REFUSED),
+    (
+        _ANY,
+        f"{_SANDBOX}/proxy/{{port}}/{{rest:path}}",
+        "The proxy to a sandbox's ports",
+        _REFUSED,
+    ),
+    (("GET", "POST"), "/pools", "A pool of sandboxes", Code.POOL_NOT_SUPPORTED),
+    (("GET", "PUT", "PATCH", "DELETE"), "/pools/{name}", "A pool of sandboxes", Code.POOL_NOT_SUPPORTED),
+    (("GET", "POST"), "/templates", "A template", Code.TEMPLATE_NOT_SUPPORTED),
+    (("GET", "PUT", "PATCH", "DELETE"), "/templates/{template_id}", "A template", Code.TEMPLATE_NOT_SUPPORTED),
+)
+
+
+def not_built_routes(prefix: str) -> list[Route]:
+    """The refusals, to go behind all routes that answer."""
+    return [
+        Route(prefix + path, _refusal(what, code), methods=list(methods), include_in_schema=False)
+        for methods, path, what, code in TABLE
+    ]
+
+
+def _refusal(what: str, code: Code) -> Callable[[Request], Awaitable[Response]]:
+    async def refuse(_: Request) -> Response:
+        raise OpenSandboxError(code, f"{what} is not built yet.", hint="See /docs for what this server does.")
+
+    return refuse
