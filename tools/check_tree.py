@@ -17,9 +17,7 @@ VAGUE = {"utils", "util", "helpers", "helper", "manager", "managers", "common", 
 SOURCES = {".py", ".go", ".sh", ".c", ".h", ".ts", ".tsx", ".js", ".kt", ".java", ".cs"}
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 # A path that only exists on the machine of whoever wrote it.
-MACHINE_PATH = re.compile(
-    r"(?<![\w.])(/home/(?!user\b|you\b|alice\b|bob\b|someone\b)[a-z][\w-]{2,}/|/Users/[\w-]+/|/work/(main|shared)\b|/root/\.pyenv)"
-)
+MACHINE_PATH = re.compile(r"(?<![\w.])(/home/(?!user\b|you\b|alice\b|bob\b|someone\b)[a-z][\w-]{2,}/|/Users/[\w-]+/)")
 LIMIT = 1_000_000
 
 
