@@ -447,11 +447,22 @@ func TestMemoryLimitKillsThePayload(t *testing.T) {
 func TestPidsLimitRefusesForks(t *testing.T) {
 	h := detected(t)
 	g := create(t, h, tree(t, h), "s", Limits{Pids: 60})
+	m, err := g.Meter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if u, err := m.Read(); err != nil || u.PidsLimit != 60 || u.PidsRefused != 0 {
+		t.Errorf("before: %+v, %v", u, err)
+	}
 	c := spawn(t, g, "breed", true, nil)
 	var n int
 	var again bool
 	if _, err := fmt.Sscanf(c.line(t), "bred %d %t", &n, &again); err != nil || n >= 60 || !again {
 		t.Errorf("bred %d, EAGAIN %v, %v", n, again, err)
+	}
+	if u, err := m.Read(); err != nil || u.PidsRefused < 1 || u.Pids != 60 {
+		t.Errorf("after: %+v, %v", u, err)
 	}
 	if err := g.Kill(); err != nil {
 		t.Fatal(err)
@@ -526,6 +537,30 @@ func TestMeterThroughInheritedFiles(t *testing.T) {
 	}
 	if _, err := MeterFromFiles(None, nil).Read(); !errors.Is(err, ErrNoMeter) {
 		t.Errorf("no meter says %v", err)
+	}
+}
+
+func TestAMeterOfAnOlderKernelReadsAsNothing(t *testing.T) {
+	for _, version := range []string{V1, V2} {
+		var files []*os.File
+		for range meterFiles[version] {
+			f, err := os.Open(os.DevNull)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, f)
+		}
+		m := MeterFromFiles(version, files)
+		defer m.Close()
+		if u, err := m.Read(); err != nil || u != (Usage{}) {
+			t.Errorf("%s: %+v, %v", version, u, err)
+		}
+	}
+	text := map[string]string{"pids.max": "max", "pids.events": "max 7", "pids.current": "3"}
+	for version, u := range map[string]Usage{V1: usageV1(text), V2: usageV2(text)} {
+		if u.PidsLimit != 0 || u.PidsRefused != 7 || u.Pids != 3 {
+			t.Errorf("%s: %+v", version, u)
+		}
 	}
 }
 

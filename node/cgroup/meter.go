@@ -18,10 +18,12 @@ import (
 var ErrNoMeter = errors.New("cgroup: this host has no control groups to measure with")
 
 // Usage of the payload, as the kernel counts it. Memory includes the page cache its files fill, which
-// the kernel drops before it kills: nothing is subtracted. A limit of 0 means none.
+// the kernel drops before it kills: nothing is subtracted. A limit of 0 means none. Pids counts threads too;
+// PidsRefused is how often a fork was refused because of the limit, ever.
 type Usage struct {
-	CPU                                                             time.Duration
-	CPULimitMillis, Memory, MemoryPeak, MemoryLimit, Pids, OOMKills int64
+	CPU                                             time.Duration
+	CPULimitMillis, Memory, MemoryPeak, MemoryLimit int64
+	Pids, PidsLimit, PidsRefused, OOMKills          int64
 }
 
 // Meter reads a payload's usage through fds opened by the launcher, so that it works inside too.
@@ -41,6 +43,8 @@ var meterFiles = map[string][]struct{ controller, name string }{
 		{"memory", "memory.limit_in_bytes"},
 		{"memory", "memory.oom_control"},
 		{"pids", "pids.current"},
+		{"pids", "pids.max"},
+		{"pids", "pids.events"}, // Linux 4.8
 	},
 	V2: {
 		{"", "cpu.stat"},
@@ -50,6 +54,8 @@ var meterFiles = map[string][]struct{ controller, name string }{
 		{"memory", "memory.max"},
 		{"memory", "memory.events"},
 		{"pids", "pids.current"},
+		{"pids", "pids.max"},
+		{"pids", "pids.events"}, // Linux 4.8
 	},
 }
 
@@ -118,6 +124,8 @@ func usageV1(text map[string]string) Usage {
 		MemoryPeak:     number(text["memory.max_usage_in_bytes"]),
 		MemoryLimit:    limited(text["memory.limit_in_bytes"]),
 		Pids:           number(text["pids.current"]),
+		PidsLimit:      limited(text["pids.max"]),
+		PidsRefused:    max(fieldOf(text["pids.events"], "max"), 0),
 		OOMKills:       max(fieldOf(text["memory.oom_control"], "oom_kill"), 0),
 	}
 }
@@ -131,6 +139,8 @@ func usageV2(text map[string]string) Usage {
 		MemoryPeak:     number(text["memory.peak"]),
 		MemoryLimit:    limited(text["memory.max"]),
 		Pids:           number(text["pids.current"]),
+		PidsLimit:      limited(text["pids.max"]),
+		PidsRefused:    max(fieldOf(text["pids.events"], "max"), 0),
 		OOMKills:       max(fieldOf(text["memory.events"], "oom_kill"), 0),
 	}
 }
@@ -149,7 +159,7 @@ func millis(quota, period string) int64 {
 	return q * 1000 / p
 }
 
-// limited: v2 says max; v1 shows the largest multiple of a page below 2^63.
+// limited: v2, and v1 for processes, says max; v1 shows the largest multiple of a page below 2^63.
 func limited(s string) int64 {
 	if n := number(s); n < 1<<62 {
 		return n

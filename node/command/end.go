@@ -81,16 +81,27 @@ func startMessage(what string, err error) string {
 	return fmt.Sprintf("%s: %v", what, err)
 }
 
+// note adds a sentence to an end's message.
+func note(end *wire.CommandEnd, sentence string) {
+	if end.Message != "" {
+		sentence = end.Message + " " + sentence
+	}
+	end.Message = sentence
+}
+
 // describe puts an end in words, the published ones where there are some.
 func describe(end *wire.CommandEnd) string {
-	text := end.Message
+	var text string
 	switch {
 	case end.Reason == wire.CommandEndReasonExited && end.ExitCode != nil:
 		text = "exit status " + strconv.Itoa(*end.ExitCode)
-	case end.Reason == wire.CommandEndReasonSignalled:
-		text = "signal: " + signalText(end.Signal)
 	case end.Signal != "":
-		text = fmt.Sprintf("signal: %s (%s)", signalText(end.Signal), end.Message)
+		text = "signal: " + signalText(end.Signal)
+	default:
+		return end.Message
+	}
+	if end.Message != "" {
+		text += " (" + end.Message + ")"
 	}
 	return text
 }

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -39,7 +38,7 @@ type Config struct {
 	Spool   *os.File // a directory the sandbox cannot reach
 	Env     []string // default environment
 	Cwd     string   // default directory
-	Meter   Meter    // nil: no word on memory kills
+	Meter   Meter    // nil: no word on memory kills and refused forks
 	Log     *slog.Logger
 }
 
@@ -59,10 +58,10 @@ type Runner struct {
 
 // Command is one run, from before its start until its record is dropped.
 type Command struct {
-	log     *Log
-	why     atomic.Int32 // cause
-	oomFrom int64        // memory kills before it began
-	done    chan struct{}
+	log    *Log
+	why    atomic.Int32 // cause
+	before cgroup.Usage // when it began; zero where nothing counts
+	done   chan struct{}
 
 	mu    sync.Mutex
 	proc  *spawn.Process // nil until it has started, and when it did not
@@ -190,11 +189,7 @@ func (r *Runner) RunEntrypoint(argv []string) (*Command, error) {
 func (r *Runner) start(l *launch) (*Command, error) {
 	c := &Command{done: make(chan struct{}), rec: l.record}
 	c.rec.ID, c.rec.Content, c.rec.StartedAt = l.id, shorten(l.content), now()
-	if r.Meter != nil {
-		if u, err := r.Meter.Read(); err == nil {
-			c.oomFrom = u.OOMKills
-		}
-	}
+	c.before, _ = r.measure()
 	if err := r.admit(c); err != nil {
 		return nil, err
 	}
@@ -325,10 +320,11 @@ func (r *Runner) spawn(c *Command, l *launch) error {
 	spec := l.spec
 	spec.Path, spec.Args, spec.Stdout, spec.Stderr = l.path, l.argv, ends[0], ends[1]
 	proc, err := r.Spawner.Start(spec)
-	if err == unix.EAGAIN && r.reclaim() {
+	if err == unix.EAGAIN && r.reclaim(nil) != nil {
 		// The killed count until they are reaped, and nobody tells when that is.
 		for try := 0; err == unix.EAGAIN && try < 100; try++ {
 			time.Sleep(10 * time.Millisecond)
+			c.before, _ = r.measure() // that its own start was refused is not what it did
 			proc, err = r.Spawner.Start(spec)
 		}
 	}
@@ -350,55 +346,6 @@ func (r *Runner) spawn(c *Command, l *launch) error {
 	return nil
 }
 
-// reclaim makes room when the sandbox is at its limit of processes and most of them are what one finished command
-// has left behind: a fork bomb, which nobody could end any more because its command has ended. It says whether it
-// found one.
-func (r *Runner) reclaim() bool {
-	sessions, total := spawn.Sessions(), 0
-	for _, n := range sessions {
-		total += n
-	}
-	if r.Meter != nil { // without a pid namespace of our own, /proc also shows others
-		if u, err := r.Meter.Read(); err == nil && u.Pids > 0 {
-			total = int(u.Pids)
-		}
-	}
-	r.mu.Lock()
-	var bomb *Command
-	running := map[int]bool{}
-	pid := 0
-	for _, c := range r.order {
-		own := c.Pid()
-		if own == 0 {
-			continue
-		}
-		if !c.ended() {
-			running[own] = true
-		} else if bomb == nil || sessions[own] >= sessions[pid] {
-			bomb, pid = c, own
-		}
-	}
-	r.mu.Unlock()
-	// A pid that came round again belongs to the younger command.
-	if bomb == nil || running[pid] || sessions[pid] <= total/2 {
-		return false
-	}
-	r.Log.Warn("killing what a finished command left: it fills the sandbox", "command", bomb.rec.ID, "processes", sessions[pid])
-	tree := spawn.NewTree(pid)
-	defer tree.Close()
-	tree.Kill()
-	bomb.mu.Lock()
-	if bomb.rec.End != nil {
-		end := *bomb.rec.End
-		end.Message = strings.TrimSpace(end.Message + " What it left behind filled the sandbox with processes and was killed.")
-		bomb.rec.End = &end
-	}
-	rec := bomb.rec
-	bomb.mu.Unlock()
-	r.journal.write(&rec)
-	return true
-}
-
 // watch waits for the end and records it.
 func (r *Runner) watch(c *Command, timer *time.Timer) {
 	defer r.running.Done()
@@ -406,6 +353,7 @@ func (r *Runner) watch(c *Command, timer *time.Timer) {
 	if timer != nil {
 		timer.Stop()
 	}
+	first, _ := r.measure()
 	// All it wrote is in the pipes now. What is left of it may hold them open for ever and is not waited for.
 	for _, p := range c.pipes {
 		p.drain()
@@ -414,13 +362,16 @@ func (r *Runner) watch(c *Command, timer *time.Timer) {
 		<-p.drained
 	}
 	status, known := c.proc.Status()
-	var kills int64
-	if r.Meter != nil && (status.Signaled() || status.ExitStatus() == 128+int(syscall.SIGKILL)) {
-		if u, err := r.Meter.Read(); err == nil {
-			kills = u.OOMKills - c.oomFrom
-		}
+	var kills, refused int64
+	last, ok := r.measure()
+	if ok {
+		kills, refused = last.OOMKills-c.before.OOMKills, last.PidsRefused-c.before.PidsRefused
 	}
-	r.end(c, classify(status, known, cause(c.why.Load()), kills))
+	end := classify(status, known, cause(c.why.Load()), kills)
+	if refused > 0 {
+		r.crowded(c, end, first, last)
+	}
+	r.end(c, end)
 }
 
 // end completes the record and lets everyone who waits know.
@@ -431,7 +382,7 @@ func (r *Runner) end(c *Command, end *wire.CommandEnd) {
 		yes := true
 		end.OutputTruncated = &yes
 		if failed != nil {
-			end.Message = strings.TrimSpace(end.Message + " Output was lost: " + failed.Error())
+			note(end, "Output was lost: "+failed.Error())
 			r.Log.Error("storing output", "command", c.rec.ID, "error", failed)
 		}
 	}

@@ -74,7 +74,7 @@ func (a *API) download(w http.ResponseWriter, r *http.Request) error {
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("Accept-Ranges", "bytes")
 	h.Set("Content-Length", strconv.FormatInt(to-from, 10))
-	h.Set("Content-Disposition", mime.FormatMediaType("attachment", map[string]string{"filename": escape(path.Base(p.path))}))
+	h.Set("Content-Disposition", mime.FormatMediaType("attachment", map[string]string{"filename": asGiven(path.Base(p.path))}))
 	w.WriteHeader(status)
 	if r.Method == http.MethodHead {
 		return nil

@@ -4,7 +4,7 @@
 // sandbox has prepared the tree.
 //
 // Names that are not UTF-8 are shown with %XX for each such byte, and such a name is understood where a path is
-// expected.
+// expected. A name that is itself of that form is shown with %25 for each %; all others are shown as they are.
 package file
 
 import (
@@ -98,7 +98,7 @@ func (a *API) info(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return explain(given, err)
 		}
-		out[escape(given)] = info
+		out[asGiven(given)] = info
 	}
 	reply.JSON(w, http.StatusOK, out)
 	return nil
@@ -122,7 +122,7 @@ func (a *API) remove(w http.ResponseWriter, r *http.Request) error {
 		switch {
 		case err == nil || err == unix.ENOENT:
 		case err == unix.EISDIR || p.name == ".":
-			return reply.Errorf(wire.CodeRuntimeError, "%s is a directory.", escape(given)).WithHint("Delete it with DELETE /directories.")
+			return reply.Errorf(wire.CodeRuntimeError, "%s is a directory.", asGiven(given)).WithHint("Delete it with DELETE /directories.")
 		default:
 			return explain(given, err)
 		}
@@ -226,9 +226,9 @@ func (a *API) moveOne(ctx context.Context, m wire.Move) error {
 	case err == nil:
 		return nil
 	case err == unix.EEXIST:
-		return reply.Errorf(wire.CodeRuntimeError, "%s exists already.", escape(m.Dest)).WithHint("Delete it first.")
+		return reply.Errorf(wire.CodeRuntimeError, "%s exists already.", asGiven(m.Dest)).WithHint("Delete it first.")
 	case err == unix.EINVAL:
-		return reply.Errorf(wire.CodeRuntimeError, "%s cannot be moved to %s, which lies inside of it.", escape(m.Src), escape(m.Dest))
+		return reply.Errorf(wire.CodeRuntimeError, "%s cannot be moved to %s, which lies inside of it.", asGiven(m.Src), asGiven(m.Dest))
 	}
 	return explain(m.Src, err)
 }
@@ -306,7 +306,7 @@ func (a *API) list(w http.ResponseWriter, r *http.Request) error {
 		return explain(given, err)
 	}
 	if info.Type != wire.FileInfoTypeDirectory {
-		return reply.Errorf(wire.CodeInvalidFile, "%s is not a directory.", escape(given)).WithHint("Links are not followed here; give the directory itself.")
+		return reply.Errorf(wire.CodeInvalidFile, "%s is not a directory.", asGiven(given)).WithHint("Links are not followed here; give the directory itself.")
 	}
 	out := newArray(w)
 	defer out.close()
@@ -455,7 +455,7 @@ func (a *API) removeDirectories(w http.ResponseWriter, r *http.Request) error {
 		}
 		if p.name == "." {
 			p.Close()
-			return reply.Errorf(wire.CodeInvalidQuery, "%s cannot be deleted.", escape(given)).WithHint("Give the directory by its name.")
+			return reply.Errorf(wire.CodeInvalidQuery, "%s cannot be deleted.", asGiven(given)).WithHint("Give the directory by its name.")
 		}
 		err = removeAll(r.Context(), p.fd(), p.name, 1)
 		p.Close()

@@ -5,6 +5,7 @@ package file
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"mime/multipart"
@@ -18,6 +19,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -626,7 +628,7 @@ func TestNamesThatAreNotText(t *testing.T) {
 	_, _, body := b.call("GET", "/files/search", q("path", b.dir), nil)
 	got := names(t, body)
 	slices.Sort(got)
-	if len(got) != 2 || got[0] != b.path("100%FF") || got[1] != b.path("dir%FE/bad%FF100%25%C3") {
+	if len(got) != 2 || got[0] != b.path("100%25FF") || got[1] != b.path("dir%FE/bad%FF100%25%C3") {
 		t.Fatalf("listed as %q", got)
 	}
 	for _, p := range []string{got[1], b.path("dir\xfe/" + raw)} { // a query can also carry the bytes themselves
@@ -647,6 +649,74 @@ func TestNamesThatAreNotText(t *testing.T) {
 		if raw, ok := unescape(name); ok {
 			t.Errorf("%s became %q", name, raw)
 		}
+	}
+}
+
+// No two names are shown alike, and each shown name leads to its own file.
+func TestShownNamesAreTheirOwn(t *testing.T) {
+	b := newBench(t)
+	all := []string{"n\xff", "n%FF", "n%25FF", "n%2525FF", "50%", "100%25", "a%41", "%C3%A4"}
+	for _, name := range all {
+		b.put(name, name)
+	}
+	_, _, body := b.call("GET", "/directories/list", q("path", b.dir), nil)
+	shown := names(t, body)
+	slices.Sort(shown)
+	if len(shown) != len(all) || len(slices.Compact(slices.Clone(shown))) != len(all) {
+		t.Fatalf("listed as %q", shown)
+	}
+	for _, name := range all[4:] {
+		if !slices.Contains(shown, b.path(name)) {
+			t.Errorf("%q is not shown as it is", name)
+		}
+	}
+	got := []string{}
+	for _, p := range shown {
+		status, _, text := b.call("GET", "/files/download", q("path", p), nil)
+		if status != 200 || escape(b.path(text)) != p {
+			t.Errorf("%s leads to %d %q", p, status, text)
+		}
+		got = append(got, text)
+		// The answer is found under what was asked for.
+		if _, _, info := b.call("GET", "/files/info", q("path", p), nil); !strings.HasPrefix(info, `{"`+p+`":`) {
+			t.Errorf("info of %s: %s", p, info)
+		}
+	}
+	if slices.Sort(got); len(slices.Compact(got)) != len(all) {
+		t.Errorf("read %q", got)
+	}
+	// Where nothing is shown like that, a name is a name.
+	if status, text := b.upload(upload{meta(b.path("new%FF"), 0), "x", "new"}); status != 200 || b.get("new%FF") != "new" {
+		t.Errorf("a new name: %d %s", status, text)
+	}
+	if _, _, text := b.call("GET", "/files/download", q("path", b.path("new%FF")), nil); text != "new" {
+		t.Errorf("a plain name: %s", text)
+	}
+}
+
+// What the kernel refuses because of the path is the caller's to correct.
+func TestRefusalsAreTheCallers(t *testing.T) {
+	for errno, want := range map[unix.Errno]string{
+		unix.EROFS: "INVALID_FILE", unix.EACCES: "INVALID_FILE", unix.EPERM: "INVALID_FILE", unix.ENOTDIR: "INVALID_FILE",
+		unix.EISDIR: "INVALID_FILE", unix.ENAMETOOLONG: "INVALID_FILE", unix.ELOOP: "INVALID_FILE",
+		unix.ENOSPC: "RESOURCE_EXHAUSTED", unix.EDQUOT: "RESOURCE_EXHAUSTED", unix.EIO: "RUNTIME_ERROR",
+	} {
+		var f *reply.Fault
+		if err := explain("/x", &os.PathError{Op: "open", Path: "t", Err: errno}); !errors.As(err, &f) || string(f.Code) != want ||
+			want != "RUNTIME_ERROR" && f.Hint == "" {
+			t.Errorf("%v: %v", errno, err)
+		}
+	}
+	b := newBench(t)
+	if err := unix.Mount("none", b.dir, "tmpfs", unix.MS_RDONLY, ""); err != nil {
+		t.Skipf("a read-only place cannot be made: %v", err)
+	}
+	defer unix.Unmount(b.dir, unix.MNT_DETACH)
+	if status, text := b.upload(upload{meta(b.path("x"), 0), "x", "x"}); status != 400 || !strings.Contains(text, "can only read") {
+		t.Errorf("upload: %d %s", status, text)
+	}
+	if status, _, text := b.call("POST", "/directories", nil, map[string]any{b.path("d/e"): map[string]any{}}); status != 400 {
+		t.Errorf("directory: %d %s", status, text)
 	}
 }
 
@@ -812,10 +882,20 @@ func FuzzGlob(f *testing.F) {
 func FuzzEscape(f *testing.F) {
 	f.Add("a\xff%")
 	f.Add("%FF")
+	f.Add("%25FF")
+	f.Add("%2525C3x%41")
 	f.Fuzz(func(t *testing.T, name string) {
+		if len(name) > 255 {
+			return // not a name
+		}
 		shown := escape(name)
-		if raw, ok := unescape(shown); shown != name && (!ok || raw != name) {
-			t.Errorf("%q shown as %q comes back as %q", name, shown, raw)
+		raw, ok := unescape(shown)
+		if !utf8.ValidString(shown) || (shown != name) != ok || ok && raw != name {
+			t.Errorf("%q shown as %q comes back as %q %v", name, shown, raw, ok)
+		}
+		// And the other way round: what unescape takes is what escape makes.
+		if raw, ok := unescape(name); ok && escape(raw) != name {
+			t.Errorf("%q is taken for %q, which is shown as %q", name, raw, escape(raw))
 		}
 	})
 }

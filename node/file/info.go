@@ -27,7 +27,7 @@ func describe(dir int, name, path string, book *account.Book) (wire.FileInfo, er
 	return wire.FileInfo{
 		Path: escape(path), Type: kind(st.Mode), Size: int64(st.Size),
 		ModifiedAt: when(st.Mtime), CreatedAt: when(born),
-		Owner: escape(book.UserName(st.Uid)), Group: escape(book.GroupName(st.Gid)), Mode: digits(uint32(st.Mode)),
+		Owner: asGiven(book.UserName(st.Uid)), Group: asGiven(book.GroupName(st.Gid)), Mode: digits(uint32(st.Mode)),
 	}, nil
 }
 

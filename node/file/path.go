@@ -55,26 +55,35 @@ func (a *API) locate(given string, parents bool) (*place, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := open(full, parents)
-	// The name may be one that a listing had to escape. What is there under the given name comes first.
-	if raw, ok := unescape(full); ok && (errors.Is(err, fs.ErrNotExist) || err == nil && !p.exists()) {
-		if q, err := open(raw, false); err == nil && q.exists() {
-			if p != nil {
-				p.Close()
-			}
-			return q, nil
-		} else if err == nil {
-			q.Close()
+	p := escaped(full)
+	if p == nil {
+		if p, err = open(full, parents); err != nil {
+			return nil, explain(given, err)
 		}
-	}
-	if err != nil {
-		return nil, explain(given, err)
 	}
 	if err := safefile.CheckNotProc(p.fd()); err != nil {
 		p.Close()
 		return nil, explain(given, err)
 	}
 	return p, nil
+}
+
+// escaped opens what a listing shows under this name, if it had to escape it. That comes before what has the name
+// itself, which is shown under another one.
+func escaped(full string) *place {
+	raw, ok := unescape(full)
+	if !ok {
+		return nil
+	}
+	p, err := open(raw, false)
+	if err != nil {
+		return nil
+	}
+	if !p.exists() {
+		p.Close()
+		return nil
+	}
+	return p
 }
 
 func (p *place) exists() bool {
@@ -168,7 +177,7 @@ func explain(given string, err error) error {
 	if errors.As(err, &f) {
 		return f
 	}
-	shown := escape(given)
+	shown := asGiven(given)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return reply.Errorf(wire.CodeFileNotFound, "%s does not exist.", shown)
@@ -183,18 +192,42 @@ func explain(given string, err error) error {
 		return reply.Errorf(wire.CodeInvalidFile, "%s: a part of the path is not a directory.", shown).WithHint("Correct the path.")
 	case errors.Is(err, unix.ENAMETOOLONG):
 		return reply.Errorf(wire.CodeInvalidFile, "%.100s…: the name is too long.", shown).WithHint("A name has at most 255 bytes, a path 4095.")
+	case errors.Is(err, unix.EISDIR):
+		return reply.Errorf(wire.CodeInvalidFile, "%s is a directory.", shown).WithHint("Give the path of a file in it.")
+	case errors.Is(err, unix.EROFS):
+		return reply.Errorf(wire.CodeInvalidFile, "%s: the sandbox can only read there.", shown).
+			WithHint("Write to a directory of the sandbox's own, such as /tmp or the working directory.")
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return reply.Errorf(wire.CodeInvalidFile, "%s: the sandbox's root user may not do that: %v.", shown, errnoOf(err)).
+			WithHint("The file or its directory is protected; choose another path.")
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return reply.Errorf(wire.CodeResourceExhausted, "%s: no space left in the sandbox.", shown).WithHint("Delete something first.")
 	}
 	return reply.Errorf(wire.CodeRuntimeError, "%s: %v", shown, err)
 }
 
-// escape makes a name that JSON can hold: bytes that are not UTF-8 become %XX, and in such a name % becomes %25.
-// The result, given back as a path, finds the file again (see locate).
+// errnoOf is the kernel's own word, without the names around it: those may be a temporary file's.
+func errnoOf(err error) error {
+	var errno unix.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return err
+}
+
+// escape makes a name that JSON can hold: bytes that are not UTF-8 become %XX, and in such a name % becomes %25. A
+// name that is text stays as it is, unless it looks like what this makes: then its % become %25 too, so that no two
+// names are shown alike. The result, given back as a path, finds the file again (see locate).
 func escape(name string) string {
 	if utf8.ValidString(name) {
-		return name
+		if _, ok := unescape(name); !ok {
+			return name
+		}
 	}
+	return encode(name)
+}
+
+func encode(name string) string {
 	const digits = "0123456789ABCDEF"
 	var b strings.Builder
 	for i := 0; i < len(name); {
@@ -213,12 +246,27 @@ func escape(name string) string {
 	return b.String()
 }
 
-// unescape undoes escape; ok only for what escape can have made.
+// ladder is how often a name can be escaped again before it is longer than any that exists.
+const ladder = 128
+
+// unescape undoes escape; ok only for what escape has changed: a name that is not text, or one that looks like the
+// escaped form of another. The latter makes a ladder (n%FF, n%25FF, n%2525FF): each is shown as the next.
 func unescape(name string) (raw string, ok bool) {
-	if strings.IndexByte(name, '%') < 0 {
+	raw, ok = decode(name)
+	for at, step := raw, 0; ok && utf8.ValidString(at); step++ {
+		if step == ladder {
+			return "", false
+		}
+		at, ok = decode(at)
+	}
+	return raw, ok
+}
+
+// decode undoes encode, if there was something to do.
+func decode(name string) (raw string, ok bool) {
+	if strings.IndexByte(name, '%') < 0 || len(name) > 3*unix.PathMax {
 		return "", false
 	}
-	// Each element of a path was escaped by itself, as part of a whole that was not UTF-8.
 	var b strings.Builder
 	for i := 0; i < len(name); i++ {
 		if name[i] != '%' {
@@ -236,7 +284,15 @@ func unescape(name string) (raw string, ok bool) {
 		i += 2
 	}
 	raw = b.String()
-	return raw, !utf8.ValidString(raw) && escape(raw) == name
+	return raw, encode(raw) == name
+}
+
+// asGiven shows a path in the caller's own words, as far as JSON can hold them.
+func asGiven(given string) string {
+	if utf8.ValidString(given) {
+		return given
+	}
+	return encode(given)
 }
 
 func unhex(c byte) int {

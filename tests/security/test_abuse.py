@@ -62,11 +62,54 @@ def test_a_fork_bomb_that_ends_by_itself_has_a_typed_end(new_sandbox: Create) ->
         "except OSError as error:\n    print(children, error.errno); sys.exit(7)\n"
     )
     output = sandbox.python(script)
-    assert output.end == {"reason": "exited", "exit_code": 7}
+    assert (output.end["reason"], output.end["exit_code"]) == ("exited", 7)
+    assert "limit of 64 processes" in output.end["message"]
+    assert "was killed" in output.end["message"]
     children, error = output.stdout.split()
     assert int(children) < 64
     assert error == "11"
+    _next_command_works(sandbox)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        ["bash", "-c", "f() { f | f & }; f; wait; sleep 1"],
+        ["python3", "-c", "import os\nwhile True: os.fork()"],
+        ["sh", "-c", "while :; do sleep 300 & done"],
+    ],
+    ids=["bash", "python", "sh"],
+)
+def test_a_fork_bomb_is_named_and_the_next_command_runs(new_sandbox: Create, bomb: list[str]) -> None:
+    sandbox = new_sandbox(resourceLimits=SMALL)
+    limited(sandbox, "pids")
+    # A shell may wait for a place for longer than anybody wants to: then its time limit ends it.
+    end = sandbox.run(bomb, timeout=15_000).end
+    assert end["reason"] in ("exited", "timed_out"), end
+    assert "limit of 64 processes" in end["message"]
+    _next_command_works(sandbox)
+
+
+def test_servers_that_were_left_on_purpose_outlive_the_limit(new_sandbox: Create) -> None:
+    sandbox = new_sandbox(resourceLimits=SMALL)
+    limited(sandbox, "pids")
+    script = (
+        "sleep 300 & echo $!\n"
+        "(while :; do sleep 300 & echo $! >> /tmp/pids; done) 2>/dev/null\n"
+        "while read pid; do kill $pid; done < /tmp/pids; exit 0"
+    )
+    output = sandbox.run(["sh", "-c", script])
+    assert "limit of 64 processes" in output.end["message"]
+    assert sandbox.run(f"kill -0 {int(output.stdout)} && echo alive").stdout == "alive"
+
+
+def _next_command_works(sandbox: Sandbox) -> None:
+    """At once, with more than one process, and without a word about what another command did."""
     assert sandbox.ping()
+    start = time.perf_counter()
+    output = sandbox.run("echo $(echo alive | cat)")
+    assert output.stdout == "alive"
+    assert time.perf_counter() - start < 3
 
 
 def _runs(sandbox: Sandbox) -> bool:
