@@ -461,7 +461,8 @@ func TestPidsLimitRefusesForks(t *testing.T) {
 	if _, err := fmt.Sscanf(c.line(t), "bred %d %t", &n, &again); err != nil || n >= 60 || !again {
 		t.Errorf("bred %d, EAGAIN %v, %v", n, again, err)
 	}
-	if u, err := m.Read(); err != nil || u.PidsRefused < 1 || u.Pids != 60 {
+	// Not 60 exactly: a failed fork gives its place back, and threads of the parent come and go.
+	if u, err := m.Read(); err != nil || u.PidsRefused < 1 || u.Pids > 60 || u.Pids < int64(n) {
 		t.Errorf("after: %+v, %v", u, err)
 	}
 	if err := g.Kill(); err != nil {
