@@ -102,21 +102,40 @@ func (t *Tree) Terminate() {
 // Kill ends every member. It stops all of them before it kills the first, so that one that forks as fast as it can
 // does not outrun the scan, and the leader last, so that whoever waits for its end finds the others gone.
 func (t *Tree) Kill() {
-	for range 64 { // a bound for the case that something keeps slipping in; one or two rounds are usual
-		fresh := t.Scan()
+	// A fork that was under way when the stop arrived may appear behind the back of the scan that follows: only two
+	// quiet scans in a row are quiet. The bound is for the case that something keeps slipping in.
+	for round, quiet := 0, 0; round < 64 && quiet < 2; round++ {
+		if t.Scan() == 0 {
+			quiet++
+		} else {
+			quiet = 0
+		}
 		if t.grouped {
 			_ = unix.Kill(-t.leader, unix.SIGSTOP) // all at once: faster than any fork
 		}
 		t.signal(unix.SIGSTOP)
-		if fresh == 0 {
-			break
-		}
 	}
 	leader, found := t.members[t.leader]
 	delete(t.members, t.leader)
-	t.signal(unix.SIGKILL)
 	// Those in the middle of a disk access take a moment; it is not worth more than that.
-	t.WaitGone(time.Now().Add(time.Second))
+	patience := time.Now().Add(time.Second)
+	for {
+		t.signal(unix.SIGKILL)
+		if !t.WaitGone(patience) {
+			break
+		}
+		fresh := t.Scan()
+		if again, ok := t.members[t.leader]; ok {
+			if again.pidfd >= 0 {
+				_ = unix.Close(again.pidfd)
+			}
+			delete(t.members, t.leader)
+			fresh--
+		}
+		if fresh <= 0 {
+			break
+		}
+	}
 	if found {
 		t.members[t.leader] = leader
 		t.signal(unix.SIGKILL)
