@@ -790,3 +790,22 @@ func TestDetectFromTables(t *testing.T) {
 		t.Error("paths below a bind of a subtree are wrong")
 	}
 }
+
+// Output that floods execd must not be a way around the payload's quota.
+func TestExecdHasAQuotaOfItsOwn(t *testing.T) {
+	for payload, want := range map[int64]int64{50: 500, 1000: 2000, 0: 0} {
+		if got := execdLimits(Limits{CPUMillis: payload}).CPUMillis; got != want {
+			t.Errorf("payload %dm: execd %dm, want %dm", payload, got, want)
+		}
+	}
+	h := detected(t)
+	if h.Version() != V1 {
+		return // the same code writes cpu.max there, which TestCPUQuotaThrottles reads
+	}
+	g := create(t, h, tree(t, h), "s", Limits{CPUMillis: 50})
+	i, _ := h.holding("cpu")
+	text, err := os.ReadFile(filepath.Join(g.dirs[i], execdLeaf, "cpu.cfs_quota_us"))
+	if err != nil || strings.TrimSpace(string(text)) != "50000" {
+		t.Errorf("%q, %v", text, err)
+	}
+}
