@@ -800,7 +800,7 @@ func TestExecdHasAQuotaOfItsOwn(t *testing.T) {
 	}
 	h := detected(t)
 	if h.Version() != V1 {
-		return // the same code writes cpu.max there, which TestCPUQuotaThrottles reads
+		return // there the file is cpu.max, written by the function that writes the payload's
 	}
 	g := create(t, h, tree(t, h), "s", Limits{CPUMillis: 50})
 	i, _ := h.holding("cpu")
