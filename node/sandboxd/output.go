@@ -26,14 +26,18 @@ func (d *Daemon) output(s *sandbox) ([]byte, error) {
 	s.mu.Lock()
 	id, state := s.record.ID, s.state
 	s.mu.Unlock()
-	if state == wire.ReportStateEnded {
-		text, err := d.records.Output(id)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
+	if state != wire.ReportStateEnded {
+		text, err := readTail(filepath.Join(d.spools, id), entrypointLog)
+		if err != nil || text != nil {
+			return text, err
 		}
-		return text, err
+		// It wrote nothing yet, or ended between the two looks, and keepOutput was faster.
 	}
-	return readTail(filepath.Join(d.spools, id), entrypointLog)
+	text, err := d.records.Output(id)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return text, err
 }
 
 // keepOutput saves the tail and removes the spool with all other output.

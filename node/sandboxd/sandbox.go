@@ -69,9 +69,13 @@ func (d *Daemon) report(s *sandbox) wire.Report {
 		ID: s.record.ID, State: s.state, Image: s.record.Image, Entrypoint: s.record.Entrypoint,
 		Generation: s.record.Generation, Protocol: s.record.Protocol, CreatedAt: s.record.CreatedAt,
 		Deadline: s.record.Deadline, Isolation: s.record.Isolation, Timings: s.record.Timings,
-		Warnings: s.record.Warnings, End: s.record.End, Acknowledged: s.record.Acknowledged,
+		Warnings: s.record.Warnings, Acknowledged: s.record.Acknowledged,
 	}
-	if s.state == wire.ReportStateRunning {
+	switch s.state {
+	case wire.ReportStateEnded:
+		// On record it is earlier, but told only when what it held is given back and its output is in its last place.
+		r.End = s.record.End
+	case wire.ReportStateRunning:
 		pid := s.record.PID
 		r.PID = &pid
 		r.APISocket = filepath.Join(d.runDir, r.ID, "api")
