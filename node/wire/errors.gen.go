@@ -28,6 +28,10 @@ const (
 	CodeSandboxStartTimeout         Code = "SANDBOX::START_TIMEOUT"
 	CodeSandboxInternalError        Code = "SANDBOX::INTERNAL_ERROR"
 	CodeImageNotFound               Code = "IMAGE::NOT_FOUND"
+	CodeSandboxCapacityExhausted    Code = "SANDBOX::CAPACITY_EXHAUSTED"
+	CodeGeneralIdempotencyMismatch  Code = "GENERAL::IDEMPOTENCY_MISMATCH"
+	CodeDiagnosticsScopeUnsupported Code = "DIAGNOSTICS_SCOPE_UNSUPPORTED"
+	CodeTenantProviderUnavailable   Code = "TENANT_PROVIDER_UNAVAILABLE"
 	CodeNodeUnavailable             Code = "NODE::UNAVAILABLE"
 	CodeNodeDiskReserve             Code = "NODE::DISK_RESERVE"
 	CodeNodeExhausted               Code = "NODE::EXHAUSTED"
@@ -37,8 +41,14 @@ const (
 	CodePoolNotSupported            Code = "POOL::NOT_SUPPORTED"
 	CodeTemplateNotSupported        Code = "TEMPLATE::NOT_SUPPORTED"
 	CodeBackendConnectionFailed     Code = "BACKEND_CONNECTION_FAILED"
+	CodeBackendResponseFailed       Code = "BACKEND_RESPONSE_FAILED"
+	CodeBackendTimeout              Code = "BACKEND_TIMEOUT"
 	CodeIngressBadRoute             Code = "INGRESS::BAD_ROUTE"
 	CodeIngressSandboxNotFound      Code = "INGRESS::SANDBOX_NOT_FOUND"
+	CodeIngressSandboxEnded         Code = "INGRESS::SANDBOX_ENDED"
+	CodeIngressRouteConflict        Code = "INGRESS::ROUTE_CONFLICT"
+	CodeIngressSignedRoute          Code = "INGRESS::SIGNED_ROUTE"
+	CodeIngressBusy                 Code = "INGRESS::BUSY"
 	CodeIngressPortClosed           Code = "INGRESS::PORT_CLOSED"
 	CodeIngressAccessRequired       Code = "INGRESS::ACCESS_REQUIRED"
 	CodeIngressNoEgress             Code = "INGRESS::NO_EGRESS"
@@ -95,6 +105,10 @@ var codes = map[Code]struct {
 	CodeSandboxStartTimeout:         {504, "The machine may be overloaded; try again."},
 	CodeSandboxInternalError:        {500, "Look up the request id in the server's log."},
 	CodeImageNotFound:               {404, "The message lists the images that are there."},
+	CodeSandboxCapacityExhausted:    {429, "Wait for the time in Retry-After, or delete sandboxes that are no longer needed."},
+	CodeGeneralIdempotencyMismatch:  {409, "Use a new Idempotency-Key for another request."},
+	CodeDiagnosticsScopeUnsupported: {400, "Scopes of logs: container, all. Scopes of events: runtime, all."},
+	CodeTenantProviderUnavailable:   {503, "The list of tenants cannot be read; the server's log says why."},
 	CodeNodeUnavailable:             {503, "sandboxd does not answer; the server restarts it, try again in a second."},
 	CodeNodeDiskReserve:             {503, "Free disk space below the state directory, or lower [local] free_space_reserve."},
 	CodeNodeExhausted:               {429, "Delete sandboxes that are no longer needed, or try again later."},
@@ -104,8 +118,14 @@ var codes = map[Code]struct {
 	CodePoolNotSupported:            {501, "This runtime has no pools yet."},
 	CodeTemplateNotSupported:        {501, "This runtime has no templates."},
 	CodeBackendConnectionFailed:     {502, "Nothing listens on that port inside the sandbox."},
+	CodeBackendResponseFailed:       {502, "The program on that port broke off; look at its output inside the sandbox."},
+	CodeBackendTimeout:              {504, "The program on that port did not answer in time."},
 	CodeIngressBadRoute:             {404, "Addresses have the form /<sandbox id>/<port>/..."},
 	CodeIngressSandboxNotFound:      {404, "The sandbox has ended or never existed."},
+	CodeIngressSandboxEnded:         {404, "The message says how it ended; create another one."},
+	CodeIngressRouteConflict:        {400, "Name one sandbox and one port, in one way: by host name, by header or by path."},
+	CodeIngressSignedRoute:          {501, "Signed routes are not there yet; use the endpoint as the server gives it."},
+	CodeIngressBusy:                 {429, "Too many requests to this sandbox are under way; end some, or try again later."},
 	CodeIngressPortClosed:           {502, "Nothing listens on that port inside the sandbox; start the server first."},
 	CodeIngressAccessRequired:       {403, "Ports of sandboxes are open on loopback only; bind [server] host to 127.0.0.1, or go through a tunnel."},
 	CodeIngressNoEgress:             {501, "This sandbox has no network, so there is no egress policy to ask for."},

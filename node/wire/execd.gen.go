@@ -28,12 +28,16 @@ type RunCommandRequest struct {
 	UID     *int64            `json:"uid,omitempty"`
 	GID     *int64            `json:"gid,omitempty"`
 	Envs    map[string]string `json:"envs,omitempty"`
+	// Output comes as it is written, byte for byte, in data instead of text.
+	Exact bool `json:"exact,omitempty"`
 }
 
 type ExecutionEvent struct {
 	Type ExecutionEventType `json:"type"`
 	// init: the execution's id. stdout, stderr: see the framing note below.
 	Text string `json:"text,omitempty"`
+	// stdout, stderr of an exact request: the bytes, in base64.
+	Data string `json:"data,omitempty"`
 	// Milliseconds since 1970.
 	Timestamp int64 `json:"timestamp"`
 	// Milliseconds.

@@ -241,3 +241,114 @@ type MetricEvent struct {
 	SandboxID        string `json:"sandboxId,omitempty"`
 	Image            string `json:"image,omitempty"`
 }
+
+type DiagnosticContent struct {
+	SandboxID   string                    `json:"sandboxId"`
+	Kind        DiagnosticContentKind     `json:"kind"`
+	Scope       string                    `json:"scope"`
+	Delivery    DiagnosticContentDelivery `json:"delivery"`
+	ContentType string                    `json:"contentType"`
+	Content     string                    `json:"content,omitempty"`
+	// Bytes of the content.
+	ContentLength int       `json:"contentLength"`
+	Truncated     bool      `json:"truncated"`
+	Warnings      []string  `json:"warnings,omitempty"`
+	ContentURL    string    `json:"contentUrl,omitempty"`
+	ExpiresAt     time.Time `json:"expiresAt,omitzero"`
+}
+
+// DiagnosticContentKind is one of the constants below.
+type DiagnosticContentKind string
+
+const (
+	DiagnosticContentKindLogs   DiagnosticContentKind = "logs"
+	DiagnosticContentKindEvents DiagnosticContentKind = "events"
+)
+
+// DiagnosticContentDelivery is one of the constants below.
+type DiagnosticContentDelivery string
+
+const (
+	DiagnosticContentDeliveryInline DiagnosticContentDelivery = "inline"
+	DiagnosticContentDeliveryURL    DiagnosticContentDelivery = "url"
+)
+
+type SandboxEvent struct {
+	Seq       int64     `json:"seq"`
+	SandboxID string    `json:"sandboxId"`
+	At        time.Time `json:"at"`
+	// created, running, renewed, metadata changed, ended, deleting, deleted, …
+	Event   string       `json:"event"`
+	State   SandboxState `json:"state"`
+	Reason  string       `json:"reason,omitempty"`
+	Message string       `json:"message,omitempty"`
+}
+
+// One command or cell. Everything in it comes out of a sandbox; it is shown, never believed.
+type Execution struct {
+	ID string `json:"id"`
+	// The command line, at most 16 KiB of it.
+	Content    string `json:"content"`
+	Background *bool  `json:"background,omitempty"`
+	RequestID  string `json:"requestId,omitempty"`
+	// The address the request came from.
+	Client     string    `json:"client,omitempty"`
+	UserAgent  string    `json:"userAgent,omitempty"`
+	Cwd        string    `json:"cwd,omitempty"`
+	UID        *int64    `json:"uid,omitempty"`
+	StartedAt  time.Time `json:"startedAt"`
+	FinishedAt time.Time `json:"finishedAt,omitzero"`
+	Running    bool      `json:"running"`
+	// exited, signalled, timed_out, out_of_memory, killed, lost, start_failed
+	Reason      string `json:"reason,omitempty"`
+	ExitCode    *int   `json:"exitCode,omitempty"`
+	Signal      string `json:"signal,omitempty"`
+	Message     string `json:"message,omitempty"`
+	OutputBytes *int64 `json:"outputBytes,omitempty"`
+}
+
+type ExecutionPage struct {
+	Items      []Execution `json:"items"`
+	Pagination Pagination  `json:"pagination"`
+}
+
+type HistoryEntry struct {
+	ID         string            `json:"id"`
+	Image      string            `json:"image"`
+	Entrypoint []string          `json:"entrypoint"`
+	Metadata   map[string]string `json:"metadata,omitempty"`
+	CreatedAt  time.Time         `json:"createdAt"`
+	// When its row went.
+	GoneAt time.Time `json:"goneAt"`
+	End    End       `json:"end"`
+	// The last 16 KiB of the entry point's output; only when one entry is asked for.
+	Output string `json:"output,omitempty"`
+	// How many commands and cells it ran.
+	Executions *int `json:"executions,omitempty"`
+}
+
+type HistoryPage struct {
+	Items      []HistoryEntry `json:"items"`
+	Pagination Pagination     `json:"pagination"`
+}
+
+type RuntimeInfo struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	// pause, snapshot, fork, pools, templates, volumes, networkPolicy, images …: what a request may ask for.
+	Abilities map[string]bool     `json:"abilities"`
+	Images    []map[string]string `json:"images,omitempty"`
+	// What the machine offers: kernel, control groups, rootless, free space.
+	Host map[string]any `json:"host,omitempty"`
+	// What it cannot enforce, each with the command that grants it.
+	Missing   []string  `json:"missing,omitempty"`
+	Sandboxes Occupancy `json:"sandboxes"`
+	Creating  Occupancy `json:"creating"`
+}
+
+type Occupancy struct {
+	Now int `json:"now"`
+	// Absent: no limit of ours.
+	Limit   *int `json:"limit,omitempty"`
+	Waiting *int `json:"waiting,omitempty"`
+}

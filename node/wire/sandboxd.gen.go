@@ -36,6 +36,8 @@ type Host struct {
 	Missing      []string    `json:"missing"`
 	FreeBytes    int64       `json:"freeBytes"`
 	ReserveBytes int64       `json:"reserveBytes"`
+	// First processes that wait in their namespaces for a create.
+	Shells *int `json:"shells,omitempty"`
 }
 
 // HostCgroup is one of the constants below.
@@ -134,6 +136,15 @@ type Report struct {
 	End          *NodeEnd           `json:"end,omitempty"`
 	Acknowledged bool               `json:"acknowledged"`
 	Warnings     []string           `json:"warnings,omitempty"`
+}
+
+// What is left of a sandbox that is being forgotten. Both texts are hostile bytes, in base64.
+type Remains struct {
+	End *NodeEnd `json:"end,omitempty"`
+	// The last 16 KiB of the entry point's output.
+	Output []byte `json:"output,omitempty"`
+	// The records of its commands, at most the last MiB.
+	Journal []byte `json:"journal,omitempty"`
 }
 
 type ReportList struct {

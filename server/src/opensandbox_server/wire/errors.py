@@ -32,6 +32,10 @@ class Code(StrEnum):
     SANDBOX_START_TIMEOUT = "SANDBOX::START_TIMEOUT"
     SANDBOX_INTERNAL_ERROR = "SANDBOX::INTERNAL_ERROR"
     IMAGE_NOT_FOUND = "IMAGE::NOT_FOUND"
+    SANDBOX_CAPACITY_EXHAUSTED = "SANDBOX::CAPACITY_EXHAUSTED"
+    GENERAL_IDEMPOTENCY_MISMATCH = "GENERAL::IDEMPOTENCY_MISMATCH"
+    DIAGNOSTICS_SCOPE_UNSUPPORTED = "DIAGNOSTICS_SCOPE_UNSUPPORTED"
+    TENANT_PROVIDER_UNAVAILABLE = "TENANT_PROVIDER_UNAVAILABLE"
     NODE_UNAVAILABLE = "NODE::UNAVAILABLE"
     NODE_DISK_RESERVE = "NODE::DISK_RESERVE"
     NODE_EXHAUSTED = "NODE::EXHAUSTED"
@@ -41,8 +45,14 @@ class Code(StrEnum):
     POOL_NOT_SUPPORTED = "POOL::NOT_SUPPORTED"
     TEMPLATE_NOT_SUPPORTED = "TEMPLATE::NOT_SUPPORTED"
     BACKEND_CONNECTION_FAILED = "BACKEND_CONNECTION_FAILED"
+    BACKEND_RESPONSE_FAILED = "BACKEND_RESPONSE_FAILED"
+    BACKEND_TIMEOUT = "BACKEND_TIMEOUT"
     INGRESS_BAD_ROUTE = "INGRESS::BAD_ROUTE"
     INGRESS_SANDBOX_NOT_FOUND = "INGRESS::SANDBOX_NOT_FOUND"
+    INGRESS_SANDBOX_ENDED = "INGRESS::SANDBOX_ENDED"
+    INGRESS_ROUTE_CONFLICT = "INGRESS::ROUTE_CONFLICT"
+    INGRESS_SIGNED_ROUTE = "INGRESS::SIGNED_ROUTE"
+    INGRESS_BUSY = "INGRESS::BUSY"
     INGRESS_PORT_CLOSED = "INGRESS::PORT_CLOSED"
     INGRESS_ACCESS_REQUIRED = "INGRESS::ACCESS_REQUIRED"
     INGRESS_NO_EGRESS = "INGRESS::NO_EGRESS"
@@ -80,11 +90,15 @@ KIND: dict[Code, str] = {
     Code.SANDBOX_NO_EXPIRATION: "conflict",
     Code.SANDBOX_INVALID_PORT: "invalid",
     Code.SANDBOX_NOT_RUNNING: "conflict",
-    Code.SANDBOX_API_NOT_SUPPORTED: "invalid",
+    Code.SANDBOX_API_NOT_SUPPORTED: "unsupported",
     Code.SANDBOX_START_FAILED: "internal",
     Code.SANDBOX_START_TIMEOUT: "timeout",
     Code.SANDBOX_INTERNAL_ERROR: "internal",
     Code.IMAGE_NOT_FOUND: "not_found",
+    Code.SANDBOX_CAPACITY_EXHAUSTED: "exhausted",
+    Code.GENERAL_IDEMPOTENCY_MISMATCH: "conflict",
+    Code.DIAGNOSTICS_SCOPE_UNSUPPORTED: "invalid",
+    Code.TENANT_PROVIDER_UNAVAILABLE: "unavailable",
     Code.NODE_UNAVAILABLE: "unavailable",
     Code.NODE_DISK_RESERVE: "unavailable",
     Code.NODE_EXHAUSTED: "exhausted",
@@ -94,8 +108,14 @@ KIND: dict[Code, str] = {
     Code.POOL_NOT_SUPPORTED: "unsupported",
     Code.TEMPLATE_NOT_SUPPORTED: "unsupported",
     Code.BACKEND_CONNECTION_FAILED: "bad_gateway",
+    Code.BACKEND_RESPONSE_FAILED: "bad_gateway",
+    Code.BACKEND_TIMEOUT: "timeout",
     Code.INGRESS_BAD_ROUTE: "not_found",
     Code.INGRESS_SANDBOX_NOT_FOUND: "not_found",
+    Code.INGRESS_SANDBOX_ENDED: "not_found",
+    Code.INGRESS_ROUTE_CONFLICT: "invalid",
+    Code.INGRESS_SIGNED_ROUTE: "unsupported",
+    Code.INGRESS_BUSY: "exhausted",
     Code.INGRESS_PORT_CLOSED: "bad_gateway",
     Code.INGRESS_ACCESS_REQUIRED: "forbidden",
     Code.INGRESS_NO_EGRESS: "unsupported",
@@ -137,6 +157,10 @@ STATUS: dict[Code, int] = {
     Code.SANDBOX_START_TIMEOUT: 504,
     Code.SANDBOX_INTERNAL_ERROR: 500,
     Code.IMAGE_NOT_FOUND: 404,
+    Code.SANDBOX_CAPACITY_EXHAUSTED: 429,
+    Code.GENERAL_IDEMPOTENCY_MISMATCH: 409,
+    Code.DIAGNOSTICS_SCOPE_UNSUPPORTED: 400,
+    Code.TENANT_PROVIDER_UNAVAILABLE: 503,
     Code.NODE_UNAVAILABLE: 503,
     Code.NODE_DISK_RESERVE: 503,
     Code.NODE_EXHAUSTED: 429,
@@ -146,8 +170,14 @@ STATUS: dict[Code, int] = {
     Code.POOL_NOT_SUPPORTED: 501,
     Code.TEMPLATE_NOT_SUPPORTED: 501,
     Code.BACKEND_CONNECTION_FAILED: 502,
+    Code.BACKEND_RESPONSE_FAILED: 502,
+    Code.BACKEND_TIMEOUT: 504,
     Code.INGRESS_BAD_ROUTE: 404,
     Code.INGRESS_SANDBOX_NOT_FOUND: 404,
+    Code.INGRESS_SANDBOX_ENDED: 404,
+    Code.INGRESS_ROUTE_CONFLICT: 400,
+    Code.INGRESS_SIGNED_ROUTE: 501,
+    Code.INGRESS_BUSY: 429,
     Code.INGRESS_PORT_CLOSED: 502,
     Code.INGRESS_ACCESS_REQUIRED: 403,
     Code.INGRESS_NO_EGRESS: 501,
@@ -189,6 +219,10 @@ HINT: dict[Code, str] = {
     Code.SANDBOX_START_TIMEOUT: "The machine may be overloaded; try again.",
     Code.SANDBOX_INTERNAL_ERROR: "Look up the request id in the server's log.",
     Code.IMAGE_NOT_FOUND: "The message lists the images that are there.",
+    Code.SANDBOX_CAPACITY_EXHAUSTED: "Wait for the time in Retry-After, or delete sandboxes that are no longer needed.",
+    Code.GENERAL_IDEMPOTENCY_MISMATCH: "Use a new Idempotency-Key for another request.",
+    Code.DIAGNOSTICS_SCOPE_UNSUPPORTED: "Scopes of logs: container, all. Scopes of events: runtime, all.",
+    Code.TENANT_PROVIDER_UNAVAILABLE: "The list of tenants cannot be read; the server's log says why.",
     Code.NODE_UNAVAILABLE: "sandboxd does not answer; the server restarts it, try again in a second.",
     Code.NODE_DISK_RESERVE: "Free disk space below the state directory, or lower [local] free_space_reserve.",
     Code.NODE_EXHAUSTED: "Delete sandboxes that are no longer needed, or try again later.",
@@ -198,8 +232,14 @@ HINT: dict[Code, str] = {
     Code.POOL_NOT_SUPPORTED: "This runtime has no pools yet.",
     Code.TEMPLATE_NOT_SUPPORTED: "This runtime has no templates.",
     Code.BACKEND_CONNECTION_FAILED: "Nothing listens on that port inside the sandbox.",
+    Code.BACKEND_RESPONSE_FAILED: "The program on that port broke off; look at its output inside the sandbox.",
+    Code.BACKEND_TIMEOUT: "The program on that port did not answer in time.",
     Code.INGRESS_BAD_ROUTE: "Addresses have the form /<sandbox id>/<port>/...",
     Code.INGRESS_SANDBOX_NOT_FOUND: "The sandbox has ended or never existed.",
+    Code.INGRESS_SANDBOX_ENDED: "The message says how it ended; create another one.",
+    Code.INGRESS_ROUTE_CONFLICT: "Name one sandbox and one port, in one way: by host name, by header or by path.",
+    Code.INGRESS_SIGNED_ROUTE: "Signed routes are not there yet; use the endpoint as the server gives it.",
+    Code.INGRESS_BUSY: "Too many requests to this sandbox are under way; end some, or try again later.",
     Code.INGRESS_PORT_CLOSED: "Nothing listens on that port inside the sandbox; start the server first.",
     Code.INGRESS_ACCESS_REQUIRED: "Ports of sandboxes are open on loopback only; bind [server] host to 127.0.0.1, or go through a tunnel.",
     Code.INGRESS_NO_EGRESS: "This sandbox has no network, so there is no egress policy to ask for.",

@@ -246,6 +246,93 @@ class MetricEvent(BaseModel):
     image: str | None = None
 
 
+class DiagnosticContentKind(StrEnum):
+    LOGS = "logs"
+    EVENTS = "events"
+
+
+class DiagnosticContentDelivery(StrEnum):
+    INLINE = "inline"
+    URL = "url"
+
+
+class DiagnosticContent(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+    )
+    sandbox_id: Annotated[str, Field(alias="sandboxId")]
+    kind: DiagnosticContentKind
+    scope: str
+    delivery: DiagnosticContentDelivery
+    content_type: Annotated[str, Field(alias="contentType")]
+    content: str | None = None
+    content_length: Annotated[int, Field(alias="contentLength")]
+    """Bytes of the content."""
+    truncated: bool
+    warnings: list[str] | None = None
+    content_url: Annotated[str | None, Field(alias="contentUrl")] = None
+    expires_at: Annotated[AwareDatetime | None, Field(alias="expiresAt")] = None
+
+
+class SandboxEvent(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+    )
+    seq: int
+    sandbox_id: Annotated[str, Field(alias="sandboxId")]
+    at: AwareDatetime
+    event: str
+    """created, running, renewed, metadata changed, ended, deleting, deleted, …"""
+    state: SandboxState
+    reason: str | None = None
+    message: str | None = None
+
+
+class Execution(BaseModel):
+    """One command or cell. Everything in it comes out of a sandbox; it is shown, never believed."""
+
+    model_config = ConfigDict(
+        populate_by_name=True,
+    )
+    id: str
+    content: str
+    """The command line, at most 16 KiB of it."""
+    background: bool | None = None
+    request_id: Annotated[str | None, Field(alias="requestId")] = None
+    client: str | None = None
+    """The address the request came from."""
+    user_agent: Annotated[str | None, Field(alias="userAgent")] = None
+    cwd: str | None = None
+    uid: int | None = None
+    started_at: Annotated[AwareDatetime, Field(alias="startedAt")]
+    finished_at: Annotated[AwareDatetime | None, Field(alias="finishedAt")] = None
+    running: bool
+    reason: str | None = None
+    """exited, signalled, timed_out, out_of_memory, killed, lost, start_failed"""
+    exit_code: Annotated[int | None, Field(alias="exitCode")] = None
+    signal: str | None = None
+    message: str | None = None
+    output_bytes: Annotated[int | None, Field(alias="outputBytes")] = None
+
+
+class ExecutionPage(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+    )
+    items: list[Execution]
+    pagination: Pagination
+
+
+class Occupancy(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+    )
+    now: int
+    limit: int | None = None
+    """Absent: no limit of ours."""
+    waiting: int | None = None
+
+
 class End(BaseModel):
     """How the sandbox's main process ended."""
 
@@ -295,3 +382,46 @@ class SandboxPage(BaseModel):
     )
     items: list[Sandbox]
     pagination: Pagination
+
+
+class HistoryEntry(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+    )
+    id: str
+    image: str
+    entrypoint: list[str]
+    metadata: dict[str, str] | None = None
+    created_at: Annotated[AwareDatetime, Field(alias="createdAt")]
+    gone_at: Annotated[AwareDatetime, Field(alias="goneAt")]
+    """When its row went."""
+    end: End
+    output: str | None = None
+    """The last 16 KiB of the entry point's output; only when one entry is asked for."""
+    executions: int | None = None
+    """How many commands and cells it ran."""
+
+
+class HistoryPage(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+    )
+    items: list[HistoryEntry]
+    pagination: Pagination
+
+
+class RuntimeInfo(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+    )
+    name: Annotated[str, Field(examples=["local"])]
+    version: str
+    abilities: dict[str, bool]
+    """pause, snapshot, fork, pools, templates, volumes, networkPolicy, images …: what a request may ask for."""
+    images: list[dict[str, str]] | None = None
+    host: dict[str, Any] | None = None
+    """What the machine offers: kernel, control groups, rootless, free space."""
+    missing: list[str] | None = None
+    """What it cannot enforce, each with the command that grants it."""
+    sandboxes: Occupancy
+    creating: Occupancy

@@ -57,6 +57,8 @@ class Host(BaseModel):
     missing: list[str]
     free_bytes: Annotated[int, Field(alias="freeBytes")]
     reserve_bytes: Annotated[int, Field(alias="reserveBytes")]
+    shells: int | None = None
+    """First processes that wait in their namespaces for a create."""
 
 
 class Limits(BaseModel):
@@ -154,6 +156,19 @@ class Report(BaseModel):
     end: NodeEnd | None = None
     acknowledged: bool
     warnings: list[str] | None = None
+
+
+class Remains(BaseModel):
+    """What is left of a sandbox that is being forgotten. Both texts are hostile bytes, in base64."""
+
+    model_config = ConfigDict(
+        populate_by_name=True,
+    )
+    end: NodeEnd | None = None
+    output: bytes | None = None
+    """The last 16 KiB of the entry point's output."""
+    journal: bytes | None = None
+    """The records of its commands, at most the last MiB."""
 
 
 class ReportList(BaseModel):

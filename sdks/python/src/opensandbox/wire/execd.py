@@ -44,6 +44,8 @@ class RunCommandRequest(BaseModel):
     uid: Annotated[int | None, Field(ge=0)] = None
     gid: Annotated[int | None, Field(ge=0)] = None
     envs: dict[str, str] | None = None
+    exact: bool = False
+    """Output comes as it is written, byte for byte, in data instead of text."""
 
 
 class ExecutionEventType(StrEnum):
@@ -201,6 +203,8 @@ class ExecutionEvent(BaseModel):
     type: ExecutionEventType
     text: str | None = None
     """init: the execution's id. stdout, stderr: see the framing note below."""
+    data: str | None = None
+    """stdout, stderr of an exact request: the bytes, in base64."""
     timestamp: int
     """Milliseconds since 1970."""
     execution_time: int | None = None
