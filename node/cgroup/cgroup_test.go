@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"opensandbox.io/node/thread"
 )
 
 // The test binary plays the sandbox's processes too: argv[1] names the part.
@@ -97,9 +99,9 @@ func nested() {
 		files = append(files, os.NewFile(uintptr(3+i), "entry"))
 	}
 	entry := EntryFromFiles(version, files)
-	err := onThread(func() (bool, error) {
+	_, err := thread.Run(func() (none struct{}, back bool, err error) {
 		if err := entry.EnterThread(); err != nil {
-			return false, err
+			return none, false, err
 		}
 		cmd := exec.Command("/proc/self/exe")
 		cmd.Args = []string{partPrefix + "where"}
@@ -107,7 +109,7 @@ func nested() {
 		if fd := entry.CgroupFD(); fd >= 0 {
 			cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: fd}
 		}
-		return false, cmd.Run()
+		return none, false, cmd.Run()
 	})
 	if err != nil {
 		fmt.Println("error", err)
@@ -217,29 +219,28 @@ func spawn(t *testing.T, g *Group, part string, payload bool, env []string, file
 }
 
 // startInPayload does on the launcher's side what execd does inside; the thread is then thrown away.
-func startInPayload(g *Group, start func(*syscall.SysProcAttr) (*os.Process, error)) (p *os.Process, err error) {
+func startInPayload(g *Group, start func(*syscall.SysProcAttr) (*os.Process, error)) (*os.Process, error) {
 	entry, err := g.PayloadEntry()
 	if err != nil {
 		return nil, err
 	}
 	defer entry.Close()
-	err = onThread(func() (bool, error) {
+	return thread.Run(func() (*os.Process, bool, error) {
 		if err := entry.EnterThread(); err != nil {
-			return false, err
+			return nil, false, err
 		}
 		if i, ok := g.host.holding("freezer"); ok { // execd, whom we stand in for, is in it from birth
 			if err := write(g.dirs[i], "tasks", "0"); err != nil {
-				return false, err
+				return nil, false, err
 			}
 		}
 		attr := &syscall.SysProcAttr{}
 		if fd := entry.CgroupFD(); fd >= 0 {
 			attr.UseCgroupFD, attr.CgroupFD = true, fd
 		}
-		p, err = start(attr)
-		return false, err
+		p, err := start(attr)
+		return p, false, err
 	})
-	return p, err
 }
 
 func (c *child) line(t *testing.T) string {
@@ -807,5 +808,56 @@ func TestExecdHasAQuotaOfItsOwn(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(g.dirs[i], execdLeaf, "cpu.cfs_quota_us"))
 	if err != nil || strings.TrimSpace(string(text)) != "50000" {
 		t.Errorf("%q, %v", text, err)
+	}
+}
+
+func TestLimitsCanBeChangedBothWays(t *testing.T) {
+	h := detected(t)
+	g := create(t, h, tree(t, h), "s", Limits{MemoryBytes: 64 << 20, Pids: 10, CPUMillis: 100})
+	files := map[string][3]string{
+		V1: {"memory.limit_in_bytes", "pids.max", "cpu.cfs_quota_us"}, V2: {"memory.max", "pids.max", "cpu.max"},
+	}[h.version]
+	for _, l := range []Limits{
+		{MemoryBytes: 128 << 20, Pids: 20, CPUMillis: 50},
+		{MemoryBytes: 32 << 20, Pids: 5, CPUMillis: 2000},
+		{MemoryBytes: 256 << 20, Pids: 5, CPUMillis: 2000},
+	} {
+		if err := g.Limit(l); err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range []int64{l.MemoryBytes, l.Pids, l.CPUMillis * cpuPeriod / 1000} {
+			k, _ := h.holding([]string{"memory", "pids", "cpu"}[i])
+			text, err := os.ReadFile(filepath.Join(g.dirs[k], payloadLeaf, files[i]))
+			if got, _, _ := strings.Cut(strings.TrimSpace(string(text)), " "); err != nil || number(got) != want {
+				t.Errorf("%s is %s, want %d (%v)", files[i], text, want, err)
+			}
+		}
+		if k, _ := h.holding("memory"); h.version == V1 {
+			both, err := os.ReadFile(filepath.Join(g.dirs[k], payloadLeaf, "memory.memsw.limit_in_bytes"))
+			if err == nil && number(strings.TrimSpace(string(both))) != l.MemoryBytes {
+				t.Errorf("memory and swap together are %s, want %d", both, l.MemoryBytes)
+			}
+		}
+	}
+}
+
+func TestASlotGivesWayUntilItInsists(t *testing.T) {
+	h := detected(t)
+	g := create(t, h, tree(t, h), "s", Limits{CPUMillis: 100})
+	k, _ := h.holding("cpu")
+	file := map[string]string{V1: "cpu.shares", V2: "cpu.weight"}[h.version]
+	weight := func() int64 {
+		text, err := os.ReadFile(filepath.Join(g.dirs[k], file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return number(strings.TrimSpace(string(text)))
+	}
+	usual := weight()
+	if err := g.Yield(); err != nil || weight() >= usual/5 {
+		t.Errorf("weight %d of %d, %v", weight(), usual, err)
+	}
+	if err := g.Insist(); err != nil || weight() != usual {
+		t.Errorf("weight %d, not %d, %v", weight(), usual, err)
 	}
 }

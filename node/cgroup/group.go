@@ -44,6 +44,8 @@ type Group struct {
 	host *Host
 	slot string
 	dirs []string // the slot's directory per hierarchy of the host
+	// limits are those in force; zero for a group that was opened, not created.
+	limits Limits
 
 	// mu keeps Kill from meeting a launcher thread that stands in the slot (v1).
 	mu sync.Mutex
@@ -74,7 +76,62 @@ func (h *Host) Create(tree, slot string, l Limits) (*Group, error) {
 	if err := g.furnish(l); err != nil {
 		return nil, errors.Join(err, g.Remove())
 	}
+	g.limits = l
 	return g, nil
+}
+
+// Limit changes the limits of a group that was created with others, before anything runs in its payload. A limit of 0
+// stays as it is.
+func (g *Group) Limit(l Limits) error {
+	before, after := g.leafLimits(g.limits), g.leafLimits(l)
+	for i, y := range g.host.hiers {
+		if !y.leaves() {
+			continue
+		}
+		for n, leaf := range leaves {
+			changed := after[n].without(before[n])
+			dir := filepath.Join(g.dirs[i], leaf)
+			if err := raiseSwap(dir, g.host.version, y.controllers, changed, before[n]); err != nil {
+				return err
+			}
+			if err := limit(dir, g.host.version, y.controllers, changed); err != nil {
+				return err
+			}
+		}
+	}
+	g.limits = l
+	return nil
+}
+
+// leaves of a slot, and leafLimits what each of them may use.
+var leaves = [...]string{execdLeaf, payloadLeaf}
+
+func (g *Group) leafLimits(l Limits) [len(leaves)]Limits { return [...]Limits{execdLimits(l), l} }
+
+// without leaves out what is equal in other.
+func (l Limits) without(other Limits) Limits {
+	if l.CPUMillis == other.CPUMillis {
+		l.CPUMillis = 0
+	}
+	if l.MemoryBytes == other.MemoryBytes {
+		l.MemoryBytes = 0
+	}
+	if l.Pids == other.Pids {
+		l.Pids = 0
+	}
+	return l
+}
+
+// raiseSwap makes room for a higher limit of memory on v1, where the limit of memory and swap together, which never
+// is the lower one, has to go first.
+func raiseSwap(dir, version string, controllers []string, l, before Limits) error {
+	if version != V1 || !slices.Contains(controllers, "memory") || before.MemoryBytes == 0 || l.MemoryBytes <= before.MemoryBytes {
+		return nil
+	}
+	if err := write(dir, "memory.memsw.limit_in_bytes", strconv.FormatInt(l.MemoryBytes, 10)); !missing(err) {
+		return err
+	}
+	return nil
 }
 
 // Open names a slot that exists already, for adoption and removal. It does not look at the disk.
@@ -104,8 +161,8 @@ func (g *Group) furnish(l Limits) error {
 		if !y.leaves() {
 			continue
 		}
-		for leaf, limits := range map[string]Limits{execdLeaf: execdLimits(l), payloadLeaf: l} {
-			dir := filepath.Join(g.dirs[i], leaf)
+		for n, limits := range g.leafLimits(l) {
+			dir := filepath.Join(g.dirs[i], leaves[n])
 			if err := os.Mkdir(dir, 0o755); err != nil {
 				return err
 			}
@@ -198,6 +255,24 @@ func limitMemory(dir, version, bytes string) error {
 		return err
 	}
 	return nil
+}
+
+// Yield makes the slot give way to everybody else who wants a processor, until Insist. Both do nothing where the host
+// has no cpu controller.
+func (g *Group) Yield() error { return g.weigh(10) }
+
+// Insist gives the slot its usual weight.
+func (g *Group) Insist() error { return g.weigh(100) }
+
+func (g *Group) weigh(percent int) error {
+	i, ok := g.host.holding("cpu")
+	switch {
+	case !ok:
+		return nil
+	case g.host.version == V2:
+		return write(g.dirs[i], "cpu.weight", strconv.Itoa(percent))
+	}
+	return write(g.dirs[i], "cpu.shares", strconv.Itoa(1024*percent/100))
 }
 
 // Delegate lets the sandbox's root (its uid on the host) clone processes from execd into payload on v2:

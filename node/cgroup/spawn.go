@@ -7,10 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"opensandbox.io/node/thread"
 )
 
 // SpawnInit runs start so that the process it starts is born in the execd leaf and in a cgroup
@@ -28,17 +29,20 @@ func (g *Group) SpawnInit(start func(attr *syscall.SysProcAttr) error) error {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return onThread(func() (back bool, err error) {
+	_, err := thread.Run(func() (none struct{}, back bool, err error) {
 		home, err := os.Open("/proc/thread-self/ns/cgroup")
 		if err != nil {
-			return true, err
+			return none, true, err
 		}
 		defer home.Close()
+		spawn := g.spawnV1
 		if g.host.version == V2 {
-			return g.spawnV2(home, start)
+			spawn = g.spawnV2
 		}
-		return g.spawnV1(home, start)
+		back, err = spawn(home, start)
+		return none, back, err
 	})
+	return err
 }
 
 func (g *Group) spawnV1(home *os.File, start func(*syscall.SysProcAttr) error) (back bool, err error) {
@@ -91,30 +95,4 @@ func (g *Group) spawnV2(home *os.File, start func(*syscall.SysProcAttr) error) (
 	}
 	err = start(&syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(leaf.Fd())})
 	return unix.Setns(int(home.Fd()), unix.CLONE_NEWCGROUP) == nil, err
-}
-
-// onThread runs f on a locked thread that is not the process's first one. If f could not bring the
-// thread back, the thread is thrown away with its goroutine; the first thread cannot be thrown away
-// (Go parks it for ever), and parked in a foreign group it would keep that group busy.
-func onThread(f func() (back bool, err error)) error {
-	result := make(chan error, 1)
-	var run func()
-	run = func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// While this goroutine waits it occupies the first thread, so the next gets another.
-			inner := make(chan struct{})
-			go func() { run(); close(inner) }()
-			<-inner
-			runtime.UnlockOSThread()
-			return
-		}
-		back, err := f()
-		result <- err
-		if back {
-			runtime.UnlockOSThread()
-		}
-	}
-	go run()
-	return <-result
 }

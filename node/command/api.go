@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"opensandbox.io/node/reply"
@@ -43,7 +44,7 @@ func (r *Runner) serveRun(w http.ResponseWriter, req *http.Request) {
 		reply.Error(w, req, err)
 		return
 	}
-	c, err := r.Run(&body, reply.RequestID(req))
+	c, err := r.Run(&body, callerOf(req))
 	if err != nil {
 		reply.Error(w, req, err)
 		return
@@ -52,7 +53,7 @@ func (r *Runner) serveRun(w http.ResponseWriter, req *http.Request) {
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-cache")
 	h.Set("X-Accel-Buffering", "no")
-	f := newFramer()
+	f := newFramer(body.Exact)
 	f.event(wire.ExecutionEventTypeInit, c.rec.ID)
 	if body.Background && c.Pid() != 0 {
 		f.terminal(nil, time.Since(c.rec.StartedAt))
@@ -60,6 +61,37 @@ func (r *Runner) serveRun(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	r.stream(w, req, c, f)
+}
+
+// Bounds of what is kept about a caller: both fields are its own words.
+const (
+	clientMax = 64
+	agentMax  = 200
+)
+
+// Caller is who asked for a command, as far as it is known.
+type Caller struct {
+	RequestID string
+	Client    string
+	UserAgent string
+}
+
+// callerOf reads who asks. ingress puts the address of its peer first; a request that did not come through it may claim
+// anything, like everything else in a sandbox.
+func callerOf(req *http.Request) Caller {
+	client, _, _ := strings.Cut(req.Header.Get("X-Forwarded-For"), ",")
+	return Caller{
+		RequestID: reply.RequestID(req),
+		Client:    bounded(strings.TrimSpace(client), clientMax),
+		UserAgent: bounded(req.UserAgent(), agentMax),
+	}
+}
+
+func bounded(text string, most int) string {
+	if len(text) > most {
+		text = text[:most]
+	}
+	return strings.ToValidUTF8(text, "?")
 }
 
 // stream sends a command's output until its end or until the client is gone; the command does not mind.

@@ -289,6 +289,41 @@ func TestStreamsAreToldApart(t *testing.T) {
 	}
 }
 
+func TestTheJournalSaysWhoAsked(t *testing.T) {
+	b := newBench(t)
+	for i, c := range []struct{ forwarded, agent, client, userAgent string }{
+		{"10.0.0.7", "SDK/1.1.1", "10.0.0.7", "SDK/1.1.1"},
+		{" 10.0.0.7 , 6.6.6.6", strings.Repeat("a", 300), "10.0.0.7", strings.Repeat("a", agentMax)},
+		{strings.Repeat("9", 100), "bad\xff", strings.Repeat("9", clientMax), "bad?"},
+	} {
+		req, err := http.NewRequest("POST", b.url+"/command", strings.NewReader(`{"command":"true"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-Forwarded-For", c.forwarded)
+		req.Header.Set("User-Agent", c.agent)
+		res, err := b.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := b.read(res.Body)
+		_ = res.Body.Close()
+		text, err := os.ReadFile(filepath.Join(b.spool, journalName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range bytes.Lines(text) {
+			var r Record
+			if err := json.Unmarshal(line, &r); err != nil {
+				t.Fatal(err)
+			}
+			if r.ID == out.id && (r.Client != c.client || r.UserAgent != c.userAgent) {
+				t.Errorf("case %d: client %q, user agent %q", i, r.Client, r.UserAgent)
+			}
+		}
+	}
+}
+
 func TestArgvIsNotParsed(t *testing.T) {
 	b := newBench(t)
 	o := b.run(wire.RunCommandRequest{Argv: []string{"printf", "%s\n", "$HOME", "a b", "'"}})
@@ -818,7 +853,7 @@ func TestCloseWhileCommandsStart(t *testing.T) {
 		all.Add(1)
 		go func() {
 			defer all.Done()
-			c, err := b.runner.Run(&wire.RunCommandRequest{Command: "sleep 1000"}, "")
+			c, err := b.runner.Run(&wire.RunCommandRequest{Command: "sleep 1000"}, Caller{})
 			if err == nil {
 				<-c.Done()
 			}
@@ -923,7 +958,7 @@ func BenchmarkTrue(b *testing.B) {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		c, err := r.Run(&wire.RunCommandRequest{Argv: []string{"/bin/true"}}, "")
+		c, err := r.Run(&wire.RunCommandRequest{Argv: []string{"/bin/true"}}, Caller{})
 		if err != nil {
 			b.Fatal(err)
 		}

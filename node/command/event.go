@@ -4,6 +4,7 @@ package command
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"strconv"
 	"time"
@@ -21,6 +22,13 @@ const (
 	Stderr
 )
 
+func (s Stream) event() wire.ExecutionEventType {
+	if s == Stderr {
+		return wire.ExecutionEventTypeStderr
+	}
+	return wire.ExecutionEventTypeStdout
+}
+
 // chunk is the longest text of an event. A line that does not end is sent in pieces of this size, so that neither
 // the daemon nor a client has to hold it.
 const chunk = 64 << 10
@@ -28,7 +36,10 @@ const chunk = 64 << 10
 // framer turns output into events. Contract (spec/execd.yaml, x-framing): a line is sent when it is complete and
 // without its terminator, which goes in front of the next text of the same stream; the one left over at the end is
 // dropped. \n, \r\n and \r end a line: progress bars come through as they are drawn.
+//
+// An exact framer knows no lines: what it is fed is one event at once, as bytes.
 type framer struct {
+	exact bool
 	lines [2]line
 	out   []byte // encoded events that wait to be written
 	stamp []byte // the time of what is being fed, encoded; asking for it once per line costs more than the line
@@ -40,13 +51,17 @@ type line struct {
 	text    []byte // the line so far
 }
 
-func newFramer() *framer { return &framer{} }
+func newFramer(exact bool) *framer { return &framer{exact: exact} }
 
 func (f *framer) tick() { f.stamp = strconv.AppendInt(f.stamp[:0], time.Now().UnixMilli(), 10) }
 
 // feed takes output of one stream.
 func (f *framer) feed(s Stream, data []byte) {
 	f.tick()
+	if f.exact {
+		f.emitExact(s, data)
+		return
+	}
 	l := &f.lines[s]
 	// "\r" ended the last line; its "\n" arrives only now and belongs to the same terminator.
 	if len(data) > 0 && data[0] == '\n' && len(l.text) == 0 && bytes.Equal(l.pending, []byte("\r")) {
@@ -113,17 +128,25 @@ func (f *framer) emit(s Stream, text []byte) {
 	if len(l.pending) == 0 && len(text) == 0 {
 		return
 	}
-	name := wire.ExecutionEventTypeStdout
-	if s == Stderr {
-		name = wire.ExecutionEventTypeStderr
-	}
-	f.head(name)
+	f.head(s.event())
 	f.out = append(f.out, `,"text":"`...)
 	f.out = appendText(f.out, l.pending)
 	f.out = appendText(f.out, text)
 	f.out = append(f.out, '"')
 	f.tail()
 	l.pending = l.pending[:0]
+}
+
+// emitExact encodes one event with the bytes as they are.
+func (f *framer) emitExact(s Stream, data []byte) {
+	if len(data) == 0 {
+		return
+	}
+	f.head(s.event())
+	f.out = append(f.out, `,"data":"`...)
+	f.out = base64.StdEncoding.AppendEncode(f.out, data)
+	f.out = append(f.out, '"')
+	f.tail()
 }
 
 // event encodes an event with a plain text.

@@ -4,6 +4,7 @@ package command
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -56,7 +57,7 @@ func TestFramerGivesTheOutputBack(t *testing.T) {
 			if len(output) > 10_000 && step < 7 {
 				continue
 			}
-			f := newFramer()
+			f := newFramer(false)
 			for rest := output; rest != ""; {
 				n := min(step, len(rest))
 				f.feed(Stdout, []byte(rest[:n]))
@@ -74,12 +75,39 @@ func TestFramerGivesTheOutputBack(t *testing.T) {
 	}
 }
 
+func TestExactFramerGivesEveryByteBackAtOnce(t *testing.T) {
+	f := newFramer(true)
+	for _, piece := range []string{"prompt: ", "\xff\x00\r", "\n\n", ""} {
+		before := len(f.out)
+		f.feed(Stderr, []byte(piece))
+		event := f.out[before:]
+		if piece == "" {
+			if len(event) > 0 {
+				t.Errorf("an event for nothing: %s", event)
+			}
+			continue
+		}
+		var e wire.ExecutionEvent
+		if err := json.Unmarshal(event, &e); err != nil {
+			t.Fatalf("%v in %q", err, event)
+		}
+		got, err := base64.StdEncoding.DecodeString(e.Data)
+		if string(got) != piece || err != nil || e.Type != "stderr" || e.Text != "" {
+			t.Errorf("%q came as %q in %s (%v)", piece, got, event, err)
+		}
+	}
+	before := len(f.out)
+	if f.close(); len(f.out) != before {
+		t.Errorf("something was left: %s", f.out[before:])
+	}
+}
+
 func FuzzFramer(f *testing.F) {
 	f.Add([]byte("a\nb\r\nc\rd\n"), []byte("err\n\n"), uint8(3))
 	f.Add([]byte("\xe2\x82\xac\xff\x00\""), []byte("\r\n"), uint8(1))
 	f.Fuzz(func(t *testing.T, stdout, stderr []byte, step uint8) {
 		n := int(step) + 1
-		fr := newFramer()
+		fr := newFramer(false)
 		a, b := stdout, stderr
 		for len(a)+len(b) > 0 {
 			k := min(n, len(a))
@@ -108,7 +136,7 @@ func TestPartialRune(t *testing.T) {
 func BenchmarkFramerLines(b *testing.B) {
 	data := bytes.Repeat([]byte("a line of ordinary output, as programs write it\n"), 1000)
 	b.SetBytes(int64(len(data)))
-	f := newFramer()
+	f := newFramer(false)
 	for b.Loop() {
 		f.feed(Stdout, data)
 		f.out = f.out[:0]

@@ -37,6 +37,8 @@ type Record struct {
 	Content    string    `json:"content"` // the command line
 	Background bool      `json:"background,omitempty"`
 	RequestID  string    `json:"request_id,omitempty"`
+	Client     string    `json:"client,omitempty"` // the address it came from, as ingress saw it
+	UserAgent  string    `json:"user_agent,omitempty"`
 	Cwd        string    `json:"cwd,omitempty"`
 	UID        *int64    `json:"uid,omitempty"`
 	StartedAt  time.Time `json:"started_at"`

@@ -159,14 +159,14 @@ type launch struct {
 
 // Run starts what a request asks for. The error is the caller's fault; a program that does not start is a command
 // with an end.
-func (r *Runner) Run(req *wire.RunCommandRequest, requestID string) (*Command, error) {
+func (r *Runner) Run(req *wire.RunCommandRequest, by Caller) (*Command, error) {
 	l, err := r.prepare(req)
 	if err != nil {
 		return nil, err
 	}
 	defer l.spec.Dir.Close()
 	l.id = newID()
-	l.record.RequestID = requestID
+	l.record.RequestID, l.record.Client, l.record.UserAgent = by.RequestID, by.Client, by.UserAgent
 	l.spec.OOMScoreAdj = 500
 	return r.start(l)
 }

@@ -3,9 +3,10 @@
 // Package control is the conversation between sandboxd and a sandbox's first process, over one inherited stream
 // socket: a frame is four bytes of length and a JSON value, its open files travel with the length.
 //
-// Order of messages: sandboxd sends Setup; init answers Progress{Entered}, then Progress{Ready} or
-// Progress{Failed}; sandboxd, once the sandbox is on record, sends Commit. Until init has seen Commit the end of
-// the stream means that nobody will ever know of this sandbox, and init leaves. After Commit it means nothing.
+// Order of messages: sandboxd sends Room; init makes itself at home in it and answers Progress{Prepared}; sandboxd,
+// once it has a request for it, sends Setup; init answers Progress{Ready}; sandboxd, once the sandbox is on record,
+// sends Commit. Instead of either answer Progress{Failed} may come. Until init has seen Commit the end of the stream
+// means that nobody will ever know of this sandbox, and init leaves. After Commit it means nothing.
 package control
 
 import (
@@ -30,23 +31,15 @@ const (
 	BlockFD = 4
 )
 
-// Setup is everything a waiting first process needs to become one particular sandbox. Nothing in it is secret
-// towards the sandbox: the access token comes only as its digest.
-type Setup struct {
-	ID          string
-	Hostname    string
-	Env         []string
-	Cwd         string
-	Entrypoint  []string
-	TokenSHA256 string
+// Room is everything a first process needs to build its root and give up its rights. Nothing in it belongs to a
+// request, so that all of it can be done before there is one.
+type Room struct {
 	// Profile is the seccomp profile of commands: "strict" or "nested".
 	Profile string
 	// Binds are the paths, relative to the new root, that the files named FileBind are mounted on, in that order.
 	Binds []string
 	// Own are paths below Binds that stay the sandbox's own, writable ones.
 	Own []string
-	// ShmBytes bounds /dev/shm.
-	ShmBytes int64
 	// OneUser says that only id 0 exists inside (rootless).
 	OneUser bool
 	// CgroupVersion tells how to read FileCgroupEntry and FileCgroupMeter: "v1", "v2" or "none".
@@ -55,19 +48,28 @@ type Setup struct {
 	Files []string
 }
 
-// Names of the open files that travel with a Setup.
+// Setup turns a prepared first process into one particular sandbox. Nothing in it is secret towards the sandbox: the
+// access token comes only as its digest.
+type Setup struct {
+	Env         []string
+	Cwd         string
+	Entrypoint  []string
+	TokenSHA256 string
+}
+
+// Names of the open files that travel with a Room.
 const (
 	FileRoot        = "root"         // detached mount: the overlay
 	FileBind        = "bind"         // detached mounts: read-only trees of the host
 	FileDev         = "dev"          // detached mount: the read-only /dev template
 	FileSys         = "sys"          // detached mount: sysfs of the sandbox's network namespace
 	FileSpool       = "spool"        // directory of a detached mount: output of commands
-	FileEnd         = "end"          // regular file: how the sandbox ended
-	FileLog         = "log"          // regular file: execd's own log
 	FileAPI         = "api"          // listening socket: execd's API
 	FilePorts       = "ports"        // listening socket: the byte proxy
 	FileCgroupEntry = "cgroup-entry" // cgroup.Entry
 	FileCgroupMeter = "cgroup-meter" // cgroup.Meter
+	FileEnd         = "end"          // regular file: how the sandbox ended
+	FileLog         = "log"          // regular file: execd's own log
 )
 
 // Stage is how far init has come.
@@ -75,9 +77,10 @@ type Stage string
 
 // The stages init reports.
 const (
-	Entered Stage = "entered" // root built, rights dropped
-	Ready   Stage = "ready"   // execd answers and the entry point runs
-	Failed  Stage = "failed"  // it gives up; Step, Code and Message say why
+	// Prepared: root built, rights dropped, execd waits. One open file comes along: the configuration of /dev/shm.
+	Prepared Stage = "prepared"
+	Ready    Stage = "ready"  // execd answers and the entry point runs
+	Failed   Stage = "failed" // it gives up; Step, Code and Message say why
 )
 
 // Progress is what init reports.

@@ -41,10 +41,10 @@ func TestFilesTravelWithAMessageLargerThanTheSocketBuffer(t *testing.T) {
 	big := strings.Repeat("x", 3<<20)
 	sent := make(chan error, 1)
 	go func() {
-		sent <- ours.Send(Setup{ID: "a", Env: []string{big}, Files: []string{FileLog}}, w)
+		sent <- ours.Send(Room{Profile: "a", Own: []string{big}, Files: []string{FileLog}}, w)
 		w.Close()
 	}()
-	var got Setup
+	var got Room
 	files, err := theirs.Receive(&got)
 	if err != nil {
 		t.Fatal(err)
@@ -52,8 +52,8 @@ func TestFilesTravelWithAMessageLargerThanTheSocketBuffer(t *testing.T) {
 	if err := <-sent; err != nil {
 		t.Fatal(err)
 	}
-	if len(files) != 1 || got.ID != "a" || got.Env[0] != big {
-		t.Fatalf("got %d files, id %q", len(files), got.ID)
+	if len(files) != 1 || got.Profile != "a" || got.Own[0] != big {
+		t.Fatalf("got %d files, profile %q", len(files), got.Profile)
 	}
 	if _, err := files[0].WriteString("hello"); err != nil {
 		t.Fatal(err)

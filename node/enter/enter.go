@@ -3,8 +3,8 @@
 // Package enter is the inside half of making a sandbox: the first process of its namespaces builds the root
 // filesystem out of the open files it is given, gives up its rights, and becomes execd without another exec.
 //
-// It runs in two stages. In the first it only waits: nothing of a request is known, so such a process can be kept
-// ready. The second turns it into one sandbox.
+// It runs in two stages. In the first it builds everything that does not depend on a request, up to an execd that
+// waits, so such a process can be kept ready. The second turns it into one sandbox.
 package enter
 
 import (
@@ -26,6 +26,7 @@ import (
 	"opensandbox.io/node/cgroup"
 	"opensandbox.io/node/control"
 	"opensandbox.io/node/execd"
+	"opensandbox.io/node/reply"
 	"opensandbox.io/node/seccomp"
 	"opensandbox.io/node/spawn"
 	"opensandbox.io/node/wire"
@@ -52,21 +53,32 @@ func Main(version string) {
 	if err != nil {
 		os.Exit(1)
 	}
-	var setup control.Setup
-	files, err := conn.Receive(&setup)
-	if err != nil {
-		// sandboxd is gone, or has no use for this shell.
-		os.Exit(0)
+	var room control.Room
+	files := receive(conn, &room)
+	s := &sandbox{room: &room, conn: conn, files: byName(room.Files, files), version: version}
+	prepared, err := s.prepare()
+	if err == nil {
+		var setup control.Setup
+		receive(conn, &setup)
+		err = s.become(prepared, &setup)
 	}
-	s := &sandbox{setup: &setup, conn: conn, files: byName(setup.Files, files), version: version}
-	if err := s.become(); err != nil {
+	if err != nil {
 		conn.Send(progress(err))
 		os.Exit(1)
 	}
 	os.Exit(0)
 }
 
-// shell is the first stage: keep what was meant for this process, let go of everything else.
+// receive waits for the next message. Its absence means that sandboxd is gone, or has no use for this shell.
+func receive(conn *control.Conn, message any) []*os.File {
+	files, err := conn.Receive(message)
+	if err != nil {
+		os.Exit(0)
+	}
+	return files
+}
+
+// shell keeps what was meant for this process and lets go of everything else.
 func shell() (*control.Conn, error) {
 	if err := unix.CloseRange(control.BlockFD+1, math.MaxUint32, 0); err != nil {
 		return nil, err
@@ -78,37 +90,58 @@ func shell() (*control.Conn, error) {
 	return control.Inherited(control.SocketFD)
 }
 
-// sandbox is the second stage.
+// sandbox is one on its way.
 type sandbox struct {
-	setup   *control.Setup
+	room    *control.Room
 	conn    *control.Conn
-	files   map[string][]*os.File
+	files   openFiles
 	version string
 }
 
-// become builds the sandbox and lives in it until its entry point ends.
-func (s *sandbox) become() error {
-	go s.leaveUnlessCommitted()
+// prepare is the first stage: build the root, give up all rights, have execd ready.
+func (s *sandbox) prepare() (*execd.Prepared, error) {
 	outlastSignals()
-	if err := s.log(); err != nil {
-		return fail("log", err)
+	if err := s.takeLog(); err != nil {
+		return nil, fail("log", err)
 	}
 	if err := s.buildRoot(); err != nil {
-		return err
+		return nil, err
 	}
-	if err := unix.Sethostname([]byte(s.setup.Hostname)); err != nil {
-		return fail("hostname", err)
+	// Once the rights are gone only sandboxd, which holds them all, can still change the size.
+	shm, err := unix.Fspick(unix.AT_FDCWD, "/dev/shm", unix.FSPICK_CLOEXEC)
+	if err != nil {
+		return nil, fail("shm", err)
 	}
-	if err := s.findEntrypoint(); err != nil {
-		return err
-	}
+	size := os.NewFile(uintptr(shm), "shm")
+	defer size.Close()
 	if err := giveUpRights(); err != nil {
+		return nil, err
+	}
+	prepared, err := s.prepareExecd()
+	if err != nil {
+		return nil, err
+	}
+	return prepared, s.conn.Send(control.Progress{Stage: control.Prepared}, size)
+}
+
+// become is the second stage: it lives until the entry point ends.
+func (s *sandbox) become(prepared *execd.Prepared, setup *control.Setup) error {
+	go s.leaveUnlessCommitted()
+	if err := findEntrypoint(setup); err != nil {
 		return err
 	}
-	if err := s.conn.Send(control.Progress{Stage: control.Entered}); err != nil {
-		return err
+	end, err := s.files.file(control.FileEnd)
+	if err != nil {
+		return fail("end", err)
 	}
-	return s.serve()
+	task := execd.Task{End: end, Env: setup.Env, Cwd: setup.Cwd, Entrypoint: setup.Entrypoint}
+	if n, err := hex.Decode(task.TokenSHA256[:], []byte(setup.TokenSHA256)); err != nil || n != len(task.TokenSHA256) {
+		return fail("token", errors.New("its digest is not 64 hex digits"))
+	}
+	if _, err := prepared.Run(context.Background(), task); err != nil {
+		return fail("execd", err)
+	}
+	return nil
 }
 
 // heedSignals sets every signal that somebody up the line chose to ignore (nohup, a shell's background job, make, which
@@ -144,9 +177,9 @@ func (s *sandbox) leaveUnlessCommitted() {
 	s.conn.Close()
 }
 
-// log takes the file for last words as standard output and error; a panic goes there too.
-func (s *sandbox) log() error {
-	f, err := s.file(control.FileLog)
+// takeLog makes the file for last words standard output and error; a panic goes there too.
+func (s *sandbox) takeLog() error {
+	f, err := s.files.file(control.FileLog)
 	if err != nil {
 		return err
 	}
@@ -172,52 +205,44 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return b.w.Write(p)
 }
 
-func (s *sandbox) serve() error {
-	api, err := s.listener(control.FileAPI)
+func (s *sandbox) prepareExecd() (*execd.Prepared, error) {
+	api, err := s.files.listener(control.FileAPI)
 	if err != nil {
-		return fail("api socket", err)
+		return nil, fail("api socket", err)
 	}
-	ports, err := s.listener(control.FilePorts)
+	ports, err := s.files.listener(control.FilePorts)
 	if err != nil {
-		return fail("ports socket", err)
+		return nil, fail("ports socket", err)
 	}
-	spool, err := s.file(control.FileSpool)
+	spool, err := s.files.file(control.FileSpool)
 	if err != nil {
-		return fail("spool", err)
-	}
-	end, err := s.file(control.FileEnd)
-	if err != nil {
-		return fail("end", err)
+		return nil, fail("spool", err)
 	}
 	confinement, err := s.confinement()
 	if err != nil {
-		return fail("confinement", err)
+		return nil, fail("confinement", err)
 	}
 	config := execd.Config{
-		API: api, Ports: ports, Spool: spool, End: end,
-		Env: s.setup.Env, Cwd: s.setup.Cwd, Entrypoint: s.setup.Entrypoint,
-		Confinement: confinement,
+		API: api, Ports: ports, Spool: spool, Confinement: confinement,
 		Ready: func(int) {
 			s.conn.Send(control.Progress{Stage: control.Ready})
 		},
-		Log:     slog.New(slog.NewJSONHandler(&bounded{w: os.Stderr, left: logMax}, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		Log:     reply.NewLog(&bounded{w: os.Stderr, left: logMax}, "execd", slog.LevelWarn),
 		Version: s.version,
 	}
-	if n, err := hex.Decode(config.TokenSHA256[:], []byte(s.setup.TokenSHA256)); err != nil || n != len(config.TokenSHA256) {
-		return fail("token", errors.New("its digest is not 64 hex digits"))
-	}
 	if files := s.files[control.FileCgroupMeter]; len(files) > 0 {
-		config.Meter = cgroup.MeterFromFiles(s.setup.CgroupVersion, files)
+		config.Meter = cgroup.MeterFromFiles(s.room.CgroupVersion, files)
 	}
-	if _, err := execd.Run(context.Background(), config); err != nil {
-		return fail("execd", err)
+	prepared, err := execd.Prepare(config)
+	if err != nil {
+		return nil, fail("execd", err)
 	}
-	return nil
+	return prepared, nil
 }
 
 // confinement is what distinguishes what execd starts from execd itself.
 func (s *sandbox) confinement() (spawn.Confinement, error) {
-	entry := cgroup.EntryFromFiles(s.setup.CgroupVersion, s.files[control.FileCgroupEntry])
+	entry := cgroup.EntryFromFiles(s.room.CgroupVersion, s.files[control.FileCgroupEntry])
 	profile := seccomp.Strict
 	if s.nested() {
 		profile = seccomp.Nested
@@ -226,17 +251,20 @@ func (s *sandbox) confinement() (spawn.Confinement, error) {
 	return spawn.Confinement{EnterThread: entry.EnterThread, CgroupFD: entry.CgroupFD(), Filter: program}, err
 }
 
-func (s *sandbox) nested() bool { return s.setup.Profile == string(wire.LaunchRequestProfileNested) }
+func (s *sandbox) nested() bool { return s.room.Profile == string(wire.LaunchRequestProfileNested) }
 
-func (s *sandbox) file(name string) (*os.File, error) {
-	if files := s.files[name]; len(files) > 0 {
+// openFiles are those that came with a message, by name.
+type openFiles map[string][]*os.File
+
+func (o openFiles) file(name string) (*os.File, error) {
+	if files := o[name]; len(files) > 0 {
 		return files[0], nil
 	}
 	return nil, fmt.Errorf("no open file for %s came along", name)
 }
 
-func (s *sandbox) listener(name string) (net.Listener, error) {
-	f, err := s.file(name)
+func (o openFiles) listener(name string) (net.Listener, error) {
+	f, err := o.file(name)
 	if err != nil {
 		return nil, err
 	}
@@ -245,12 +273,12 @@ func (s *sandbox) listener(name string) (net.Listener, error) {
 }
 
 // findEntrypoint makes a missing program an error of the request instead of a sandbox that ends at once.
-func (s *sandbox) findEntrypoint() error {
-	program := s.setup.Entrypoint[0]
+func findEntrypoint(setup *control.Setup) error {
+	program := setup.Entrypoint[0]
 	candidates := []string{program}
 	if !strings.Contains(program, "/") {
 		candidates = nil
-		for _, variable := range s.setup.Env {
+		for _, variable := range setup.Env {
 			if path, ok := strings.CutPrefix(variable, "PATH="); ok {
 				candidates = nil // the last one counts, as in a shell
 				for dir := range strings.SplitSeq(path, ":") {
@@ -259,7 +287,7 @@ func (s *sandbox) findEntrypoint() error {
 			}
 		}
 	} else if !strings.HasPrefix(program, "/") {
-		candidates = []string{s.setup.Cwd + "/" + program}
+		candidates = []string{setup.Cwd + "/" + program}
 	}
 	why := "is not in the image"
 	for _, path := range candidates {
@@ -298,8 +326,8 @@ func progress(err error) control.Progress {
 	return control.Progress{Stage: control.Failed, Message: err.Error()}
 }
 
-func byName(names []string, files []*os.File) map[string][]*os.File {
-	named := map[string][]*os.File{}
+func byName(names []string, files []*os.File) openFiles {
+	named := openFiles{}
 	for i, f := range files {
 		if i < len(names) {
 			named[names[i]] = append(named[names[i]], f)

@@ -18,7 +18,7 @@ func TestImports(t *testing.T) {
 	}
 	allowed := []string{
 		"account", "cgroup", "command", "control", "enter", "envfile", "execd", "file", "metric", "portproxy", "reply",
-		"safefile", "seccomp", "spawn", "wire",
+		"safefile", "seccomp", "spawn", "thread", "wire",
 	}
 	for path := range strings.FieldsSeq(string(out)) {
 		name, ours := strings.CutPrefix(path, "opensandbox.io/node/")

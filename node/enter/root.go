@@ -35,7 +35,7 @@ func (s *sandbox) buildRoot() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fail("make mounts private", err)
 	}
-	root, err := s.file(control.FileRoot)
+	root, err := s.files.file(control.FileRoot)
 	if err != nil {
 		return fail("root", err)
 	}
@@ -79,7 +79,7 @@ func (s *sandbox) bindHost() error {
 		tree *os.File
 	}
 	var own []kept
-	for _, path := range s.setup.Own {
+	for _, path := range s.room.Own {
 		fd, err := unix.OpenTree(unix.AT_FDCWD, relative(path), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 		if err != nil {
 			return fmt.Errorf("keep %s: %w", path, err)
@@ -87,10 +87,10 @@ func (s *sandbox) bindHost() error {
 		own = append(own, kept{path, os.NewFile(uintptr(fd), path)})
 	}
 	trees := s.files[control.FileBind]
-	if len(trees) != len(s.setup.Binds) {
-		return fmt.Errorf("%d trees for %d paths", len(trees), len(s.setup.Binds))
+	if len(trees) != len(s.room.Binds) {
+		return fmt.Errorf("%d trees for %d paths", len(trees), len(s.room.Binds))
 	}
-	for i, path := range s.setup.Binds {
+	for i, path := range s.room.Binds {
 		if err := attach(trees[i], relative(path)); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
@@ -112,7 +112,7 @@ func relative(path string) string { return "." + "/" + strings.TrimPrefix(path, 
 const maxTerminals = 256
 
 func (s *sandbox) mountDev() error {
-	dev, err := s.file(control.FileDev)
+	dev, err := s.files.file(control.FileDev)
 	if err != nil {
 		return err
 	}
@@ -122,14 +122,14 @@ func (s *sandbox) mountDev() error {
 	dev.Close()
 	// The number of terminals is one budget of the whole host.
 	options := "newinstance,ptmxmode=0666,mode=0620,max=" + strconv.Itoa(maxTerminals)
-	if !s.setup.OneUser {
+	if !s.room.OneUser {
 		options += ",gid=5" // tty, as everywhere; with one user there is no second group
 	}
 	if err := unix.Mount("devpts", "./dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, options); err != nil {
 		return fmt.Errorf("devpts: %w", err)
 	}
-	options = fmt.Sprintf("mode=1777,size=%d", s.setup.ShmBytes)
-	if err := unix.Mount("shm", "./dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
+	// sandboxd sets the size that is asked for; nothing has been written by then.
+	if err := unix.Mount("shm", "./dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=1777,size=64k"); err != nil {
 		return fmt.Errorf("shm: %w", err)
 	}
 	return nil
@@ -160,7 +160,7 @@ func (s *sandbox) forbidNamespaces() error {
 }
 
 func (s *sandbox) mountSys() error {
-	sys, err := s.file(control.FileSys)
+	sys, err := s.files.file(control.FileSys)
 	if err != nil {
 		return err
 	}

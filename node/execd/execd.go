@@ -69,17 +69,83 @@ type Meter interface {
 // End is how the sandbox's main process ended.
 type End = wire.NodeEnd
 
+// Task is what one execd is for: the part of a Config that comes with a request.
+type Task struct {
+	TokenSHA256 [32]byte
+	End         *os.File
+	Env         []string
+	Cwd         string
+	Entrypoint  []string
+}
+
 // Run serves until the entry point ends, or ends it when ctx does, and says how it ended. When it returns, no
 // process it has started runs any more as far as it can tell; as pid 1 the caller exits, and then none does.
 func Run(ctx context.Context, c Config) (End, error) {
-	d, err := start(&c)
+	task := Task{TokenSHA256: c.TokenSHA256, End: c.End, Env: c.Env, Cwd: c.Cwd, Entrypoint: c.Entrypoint}
+	p, err := Prepare(c)
 	if err != nil {
-		end := End{Reason: wire.NodeEndReasonStartFailed, Message: err.Error(), At: time.Now().UTC()}
-		return end, errors.Join(err, c.writeEnd(end))
+		return c.notStarted(err)
+	}
+	return p.Run(ctx, task)
+}
+
+// Prepared is an execd that does not know yet what it is for.
+type Prepared struct{ daemon *daemon }
+
+// Prepare does what needs no Task: the thread that forks, the spool, the routes.
+func Prepare(c Config) (*Prepared, error) {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	// Files made for callers get the modes they ask for, whatever the daemon was started with.
+	unix.Umask(0o022)
+	d := &daemon{Config: &c, failed: make(chan error, 2)}
+	var err error
+	if d.spawner, err = spawn.New(c.Confinement); err != nil {
+		return nil, err
+	}
+	var meter command.Meter
+	if c.Meter != nil {
+		meter = c.Meter
+	}
+	d.runner, err = command.NewRunner(command.Config{Spawner: d.spawner, Spool: c.Spool, Meter: meter, Log: c.Log})
+	if err != nil {
+		d.spawner.Close()
+		return nil, err
+	}
+	d.files = file.New(nil, "/")
+	d.server = &http.Server{
+		Handler:           d.handler(),
+		ReadHeaderTimeout: 20 * time.Second,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(d.Log.Handler(), slog.LevelDebug),
+	}
+	warm(d.server)
+	return &Prepared{d}, nil
+}
+
+// Run is Run for an execd that was prepared; once only.
+func (p *Prepared) Run(ctx context.Context, t Task) (End, error) {
+	d := p.daemon
+	d.TokenSHA256, d.End, d.Cwd, d.Entrypoint = t.TokenSHA256, t.End, t.Cwd, t.Entrypoint
+	if d.Cwd == "" {
+		d.Cwd = "/"
+	}
+	d.Env = withDefaults(t.Env)
+	d.runner.Env, d.runner.Cwd = d.Env, d.Cwd
+	*d.files = *file.New(d.Env, d.Cwd)
+	if err := d.start(); err != nil {
+		return d.notStarted(err)
 	}
 	end := d.wait(ctx)
 	d.stop()
-	return end, c.writeEnd(end)
+	return end, d.writeEnd(end)
+}
+
+// notStarted is the end of an execd that never served.
+func (c *Config) notStarted(err error) (End, error) {
+	end := End{Reason: wire.NodeEndReasonStartFailed, Message: err.Error(), At: time.Now().UTC()}
+	return end, errors.Join(err, c.writeEnd(end))
 }
 
 // daemon is a running execd.
@@ -87,58 +153,35 @@ type daemon struct {
 	*Config
 	spawner *spawn.Spawner
 	runner  *command.Runner
+	files   *file.API
 	server  *http.Server
 	ports   *portproxy.Proxy
 	entry   *command.Command // nil without an entry point
 	failed  chan error       // a listener broke
 }
 
-func start(c *Config) (*daemon, error) {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
-	if c.Cwd == "" {
-		c.Cwd = "/"
-	}
-	c.Env = withDefaults(c.Env)
-	// Files made for callers get the modes they ask for, whatever the daemon was started with.
-	unix.Umask(0o022)
-	d := &daemon{Config: c, failed: make(chan error, 2)}
-	var err error
-	if d.spawner, err = spawn.New(c.Confinement); err != nil {
-		return nil, err
-	}
-	var meter command.Meter
-	var gauge metric.Meter
-	if c.Meter != nil {
-		meter, gauge = c.Meter, c.Meter
-	}
-	d.runner, err = command.NewRunner(command.Config{
-		Spawner: d.spawner, Spool: c.Spool, Env: c.Env, Cwd: c.Cwd, Meter: meter, Log: c.Log,
-	})
-	if err != nil {
-		d.spawner.Close()
-		return nil, err
-	}
-	if len(c.Entrypoint) > 0 {
-		d.entry, err = d.runner.RunEntrypoint(c.Entrypoint)
+// start runs the entry point and serves.
+func (d *daemon) start() error {
+	if len(d.Entrypoint) > 0 {
+		var err error
+		d.entry, err = d.runner.RunEntrypoint(d.Entrypoint)
 		if err == nil && d.entry.Pid() == 0 {
 			err = errors.New(d.entry.Record().End.Message)
 		}
 		if err != nil {
 			d.stop()
-			return nil, fmt.Errorf("entry point: %w", err)
+			return fmt.Errorf("entry point: %w", err)
 		}
 	}
-	d.serve(metric.New(gauge))
-	if c.Ready != nil {
+	d.serve()
+	if d.Ready != nil {
 		pid := 0
 		if d.entry != nil {
 			pid = d.entry.Pid()
 		}
-		c.Ready(pid)
+		d.Ready(pid)
 	}
-	return d, nil
+	return nil
 }
 
 // withDefaults adds what published clients expect in every command's environment: the file to which their set_env
@@ -152,13 +195,7 @@ func withDefaults(env []string) []string {
 	return append(env[:len(env):len(env)], "EXECD_ENVS=/opt/opensandbox/.env")
 }
 
-func (d *daemon) serve(gauge *metric.Gauge) {
-	d.server = &http.Server{
-		Handler:           d.handler(gauge),
-		ReadHeaderTimeout: 20 * time.Second,
-		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          slog.NewLogLogger(d.Log.Handler(), slog.LevelDebug),
-	}
+func (d *daemon) serve() {
 	go func() {
 		if err := d.server.Serve(d.API); !errors.Is(err, http.ErrServerClosed) {
 			d.failed <- fmt.Errorf("api: %w", err)
@@ -187,15 +224,19 @@ func ownPorts(listeners ...net.Listener) []int {
 }
 
 // handler puts the API together.
-func (d *daemon) handler(gauge *metric.Gauge) http.Handler {
+func (d *daemon) handler() http.Handler {
+	var gauge metric.Meter
+	if d.Meter != nil {
+		gauge = d.Meter
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /ping", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
 		reply.JSON(w, http.StatusOK, wire.ExecdVersion{Protocol: Protocol, Version: d.Version})
 	})
 	d.runner.Routes(mux)
-	file.New(d.Env, d.Cwd).Routes(mux)
-	gauge.Routes(mux)
+	d.files.Routes(mux)
+	metric.New(gauge).Routes(mux)
 	return reply.Handle(d.authenticate(route(mux)), d.Log, wire.CodeUnknown)
 }
 
@@ -300,13 +341,10 @@ func (d *daemon) stop() {
 	if err := d.runner.Close(ctx); err != nil {
 		d.Log.Warn("commands are left at the end", "error", err)
 	}
-	if d.server != nil {
-		if err := d.server.Shutdown(ctx); err != nil {
-			_ = d.server.Close()
-		}
-	} else {
-		_ = d.API.Close()
+	if err := d.server.Shutdown(ctx); err != nil {
+		_ = d.server.Close()
 	}
+	_ = d.API.Close() // which the server does not know before it serves
 	if d.ports != nil {
 		d.ports.Close()
 	}

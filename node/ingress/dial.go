@@ -4,6 +4,7 @@ package ingress
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,14 +24,18 @@ import (
 const handshake = 10 * time.Second
 
 // dialer connects to the sockets of sandboxes below one directory.
-type dialer struct{ runDir *os.File }
+type dialer struct {
+	runDir *os.File
+	// endedDir is the name of a directory in it; empty if there is none.
+	endedDir string
+}
 
-func newDialer(runDir string) (*dialer, error) {
+func newDialer(runDir, endedDir string) (*dialer, error) {
 	fd, err := unix.Open(runDir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: runDir, Err: err}
 	}
-	return &dialer{os.NewFile(uintptr(fd), runDir)}, nil
+	return &dialer{os.NewFile(uintptr(fd), runDir), endedDir}, nil
 }
 
 // dial is http.Transport's DialContext: address is what route.address made, with a port of http behind it.
@@ -64,7 +69,7 @@ func (d *dialer) connect(ctx context.Context, id, name string) (net.Conn, error)
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	if err != nil {
-		return nil, gone(id, err)
+		return nil, d.gone(id, err)
 	}
 	defer unix.Close(fd)
 	var stat unix.Stat_t
@@ -76,16 +81,60 @@ func (d *dialer) connect(ctx context.Context, id, name string) (net.Conn, error)
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", "/proc/self/fd/"+strconv.Itoa(fd))
 	if err != nil {
-		return nil, gone(id, err)
+		return nil, d.gone(id, err)
 	}
 	return conn, nil
 }
 
-func gone(id string, err error) error {
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
-		return reply.Errorf(wire.CodeIngressSandboxNotFound, "There is no running sandbox %s here.", id)
+// gone says why there is no socket, as far as it is known.
+func (d *dialer) gone(id string, err error) error {
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ECONNREFUSED):
+		if fault := d.ended(id); fault != nil {
+			return fault
+		}
+		if errors.Is(err, unix.ECONNREFUSED) {
+			return reply.Errorf(wire.CodeIngressSandboxEnded, "The sandbox %s is ending.", id)
+		}
+		return reply.Errorf(wire.CodeIngressSandboxNotFound, "No sandbox %s runs here.", id).
+			WithHint("It was deleted or never existed; list the sandboxes that do.")
+	case errors.Is(err, unix.EAGAIN):
+		return reply.Errorf(wire.CodeIngressBusy, "The sandbox does not take more connections right now.")
 	}
 	return err
+}
+
+// ended reads what sandboxd left about a sandbox that has ended and is not deleted yet; nil if it left nothing.
+func (d *dialer) ended(id string) *reply.Fault {
+	if d.endedDir == "" {
+		return nil
+	}
+	fd, err := unix.Openat2(int(d.runDir.Fd()), d.endedDir+"/"+id, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return nil
+	}
+	file := os.NewFile(uintptr(fd), id)
+	defer file.Close()
+	var end wire.NodeEnd
+	if err := json.NewDecoder(io.LimitReader(file, 4<<10)).Decode(&end); err != nil {
+		return nil
+	}
+	return reply.Errorf(wire.CodeIngressSandboxEnded, "The sandbox %s has ended: %s, at %s.",
+		id, describe(end), end.At.UTC().Format(time.RFC3339))
+}
+
+// describe says how it ended in the words of the node; free text of the program inside is not repeated.
+func describe(end wire.NodeEnd) string {
+	switch {
+	case end.Reason == wire.NodeEndReasonExited && end.ExitCode != nil:
+		return fmt.Sprintf("its entry point exited with code %d", *end.ExitCode)
+	case end.Reason == wire.NodeEndReasonSignalled && end.Signal != "":
+		return "its entry point was ended by " + end.Signal
+	}
+	return strings.ReplaceAll(string(end.Reason), "_", " ")
 }
 
 // knock asks execd for a port: `CONNECT <port>`, answered by OK or by ERR with the reason.
@@ -101,6 +150,9 @@ func knock(ctx context.Context, conn net.Conn, port int) error {
 		return err
 	}
 	answer, err := readLine(conn)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return reply.Errorf(wire.CodeBackendTimeout, "The sandbox did not say in time whether port %d is open.", port)
+	}
 	if err != nil {
 		return err
 	}

@@ -5,70 +5,126 @@ package ingress
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log"
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"opensandbox.io/node/reply"
 	"opensandbox.io/node/wire"
 )
 
-// pageSandbox keeps a page of one sandbox from acting as a page of another, or of anything else on this address:
-// by path they all share one origin.
-const pageSandbox = "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts"
-
 // notForSandboxes are headers that a client may send to us but no program inside a sandbox may see.
 var notForSandboxes = []string{"Open-Sandbox-Api-Key", "X-Execd-Access-Token"}
+
+// headersMax bounds the headers of a request and of an answer.
+const headersMax = 64 << 10
+
+// perSandbox is how many requests to one sandbox may be under way: so that none takes the descriptors of all.
+const perSandbox = 1024
 
 // Config is what one ingress needs.
 type Config struct {
 	// RunDir holds <id>/{api,ports} of every sandbox.
 	RunDir string
+	// EndedDir is the name of a directory in RunDir with a wire.NodeEnd in <id> for each sandbox that has ended and is
+	// not deleted. May be empty.
+	EndedDir string
 	// Loopback: it listens only on this machine. Then only names of this machine are asked for, and every port of a
 	// sandbox is open; elsewhere only execd's is, which asks for its token.
 	Loopback bool
-	Log      *slog.Logger
+	// PerSandbox bounds the requests to one sandbox that are under way; 0 is the default.
+	PerSandbox int
+	Log        *slog.Logger
 }
 
 // New makes the handler of all requests.
 func New(config Config) (http.Handler, error) {
-	dialer, err := newDialer(config.RunDir)
+	dialer, err := newDialer(config.RunDir, config.EndedDir)
 	if err != nil {
 		return nil, err
 	}
-	if config.Log == nil {
-		config.Log = slog.New(slog.DiscardHandler)
+	if config.PerSandbox == 0 {
+		config.PerSandbox = perSandbox
 	}
-	in := &ingress{loopback: config.Loopback}
+	in := &ingress{loopback: config.Loopback, dialer: dialer, most: config.PerSandbox, underWay: map[string]int{}}
 	in.proxy = &httputil.ReverseProxy{
 		Rewrite:        rewrite,
 		ModifyResponse: modify,
-		ErrorHandler:   fail,
+		ErrorHandler:   in.fail,
 		FlushInterval:  -1, // a stream's event is worth nothing in a buffer
-		ErrorLog:       log.New(discard{}, "", 0),
-		Transport: &http.Transport{
-			DialContext:         dialer.dial,
-			DisableCompression:  true, // bytes pass as they are
-			MaxIdleConnsPerHost: 8,
-			IdleConnTimeout:     30 * time.Second,
-		},
+		BufferPool:     new(buffers),
+		ErrorLog:       log.New(io.Discard, "", 0), // a client that leaves in the middle is no event
+		Transport:      newTransports(dialer),
 	}
 	return reply.Handle(in, config.Log, wire.CodeGeneralUnknownError), nil
 }
 
-// discard takes what net/http would print: a client that leaves in the middle is no event, and the reasons of
-// failed requests are in our own log.
-type discard struct{}
+// Server is how a handler is served: no limit on a whole request or answer, because streams and uploads last as long
+// as they last, but on headers and on idle connections.
+func Server(handler http.Handler) *http.Server {
+	return &http.Server{
+		Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: headersMax,
+		ErrorLog: log.New(io.Discard, "", 0), // what broken clients do is no event either
+	}
+}
 
-func (discard) Write(p []byte) (int, error) { return len(p), nil }
+// transports keeps connections to execd longer than those to programs, which may close theirs at any time: a request
+// that cannot be repeated must not meet one that is just being closed.
+type transports struct{ execd, programs *http.Transport }
+
+func newTransports(dialer *dialer) *transports {
+	build := func(idle time.Duration) *http.Transport {
+		return &http.Transport{
+			DialContext:            dialer.dial,
+			DisableCompression:     true, // bytes pass as they are
+			MaxIdleConns:           1024,
+			MaxIdleConnsPerHost:    32,
+			IdleConnTimeout:        idle,
+			ExpectContinueTimeout:  time.Second, // for servers that do not know it
+			MaxResponseHeaderBytes: 4 * headersMax,
+			WriteBufferSize:        32 << 10,
+			ReadBufferSize:         32 << 10,
+		}
+	}
+	return &transports{execd: build(time.Minute), programs: build(time.Second)}
+}
+
+func (t *transports) RoundTrip(r *http.Request) (*http.Response, error) {
+	if routeOf(r).port == execdPort {
+		return t.execd.RoundTrip(r)
+	}
+	return t.programs.RoundTrip(r)
+}
+
+// buffers are what bodies are copied through.
+type buffers struct{ pool sync.Pool }
+
+func (b *buffers) Get() []byte {
+	if buffer, ok := b.pool.Get().(*[]byte); ok {
+		return *buffer
+	}
+	return make([]byte, 32<<10)
+}
+
+func (b *buffers) Put(buffer []byte) { b.pool.Put(&buffer) }
 
 type ingress struct {
 	loopback bool
+	dialer   *dialer
 	proxy    *httputil.ReverseProxy
+	most     int
+
+	mu sync.Mutex
+	// underWay counts requests by sandbox.
+	underWay map[string]int
 }
 
 type routeKey struct{}
@@ -79,28 +135,88 @@ func routeOf(r *http.Request) route {
 }
 
 func (in *ingress) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if in.loopback && !isLoopbackHost(r) {
-		reply.Error(w, r, reply.Errorf(wire.CodeForeignOrigin, "The Host header names another machine.").
-			WithHint("Use the endpoint as it was given; it begins with 127.0.0.1 or localhost."))
+	if in.loopback && !isLoopbackHost(r.Host) {
+		refuse(w, r, reply.Errorf(wire.CodeForeignOrigin, "The Host header names another machine.").
+			WithHint("Use the endpoint as it was given; it begins with 127.0.0.1, localhost or <sandbox id>-<port>.localhost."))
 		return
 	}
-	to, err := parsePath(r.URL)
+	to, err := findRoute(r)
 	if err != nil {
-		reply.Error(w, r, err)
+		refuse(w, r, err)
 		return
 	}
-	if to.port == egressPort {
-		reply.Error(w, r, reply.Errorf(wire.CodeIngressNoEgress, "This sandbox has no way out to the network."))
+	reply.Note(r, slog.String("sandbox", to.id), slog.Int("port", to.port))
+	if err := in.guard(r, to); err != nil {
+		refuse(w, r, err)
 		return
 	}
-	if !in.loopback && to.port != execdPort {
-		reply.Error(w, r, reply.Errorf(wire.CodeIngressAccessRequired,
-			"Port %d of the sandbox is not open to other machines.", to.port))
+	if !in.begin(to.id) {
+		w.Header().Set("Retry-After", "1")
+		refuse(w, r, reply.Errorf(wire.CodeIngressBusy, "%d requests to this sandbox are under way.", in.most))
 		return
 	}
+	defer in.end(to.id)
 	// A server may answer before it has read everything; without this the rest of the request would be lost.
 	_ = http.NewResponseController(w).EnableFullDuplex()
-	in.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), routeKey{}, to)))
+	// The answer's headers are the sandbox's; execd gives the same id, and a program may have one of its own.
+	w.Header().Del("X-Request-ID")
+	if r.Body != http.NoBody {
+		to.body = &clientBody{ReadCloser: r.Body}
+		r.Body = to.body
+	}
+	in.proxy.ServeHTTP(&answerWriter{w}, r.WithContext(context.WithValue(r.Context(), routeKey{}, to)))
+}
+
+// answerWriter leaves `100 Continue` to net/http, which says it when the body is read; that happens when the server in
+// the sandbox has said it, so passing that on as well would say it twice.
+type answerWriter struct{ http.ResponseWriter }
+
+func (w *answerWriter) WriteHeader(status int) {
+	if status != http.StatusContinue {
+		w.ResponseWriter.WriteHeader(status)
+	}
+}
+
+func (w *answerWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// clientBody remembers how far it was read. If it cannot be read, the client failed, not the server. If the answer
+// begins before it is read to its end, the connection must end with the answer: nobody may take what is left of the
+// body for a request.
+type clientBody struct {
+	io.ReadCloser
+	failed, ended atomic.Bool
+}
+
+func (b *clientBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	switch {
+	case errors.Is(err, io.EOF):
+		b.ended.Store(true)
+	case err != nil:
+		b.failed.Store(true)
+	}
+	return n, err
+}
+
+func (b *clientBody) unread() bool   { return b != nil && !b.ended.Load() }
+func (b *clientBody) unusable() bool { return b != nil && b.failed.Load() }
+
+func (in *ingress) begin(id string) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.underWay[id] >= in.most {
+		return false
+	}
+	in.underWay[id]++
+	return true
+}
+
+func (in *ingress) end(id string) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.underWay[id]--; in.underWay[id] == 0 {
+		delete(in.underWay, id)
+	}
 }
 
 // rewrite turns the client's request into the sandbox's.
@@ -112,10 +228,24 @@ func rewrite(p *httputil.ProxyRequest) {
 	out.URL.Path, _ = url.PathUnescape(to.rest) // it came out of a parsed URL
 	out.URL.RawQuery = p.In.URL.RawQuery        // as it was, also where Go would not parse it
 	out.Host = p.In.Host
+	out.Trailer = p.In.Trailer // the same map: it is filled when the body has been read
+	// What stands between client and server is said by us alone.
+	for name := range out.Header {
+		if strings.HasPrefix(name, "X-Forwarded-") || name == "X-Real-Ip" || name == routeHeader {
+			delete(out.Header, name)
+		}
+	}
 	p.SetXForwarded()
-	out.Header.Set("X-Forwarded-Prefix", to.prefix())
+	if prefix := to.prefix(); prefix != "" {
+		out.Header.Set("X-Forwarded-Prefix", prefix)
+	}
 	if to.port == execdPort {
 		out.Header.Del("Open-Sandbox-Api-Key")
+		out.Header.Set("X-Request-Id", reply.RequestID(p.In))
+		if trace := reply.TraceParent(p.In); out.Header.Get("Traceparent") != trace {
+			out.Header.Set("Traceparent", trace)
+			out.Header.Del("Tracestate") // it belonged to the one that was not valid
+		}
 		return
 	}
 	for _, name := range notForSandboxes {
@@ -123,62 +253,41 @@ func rewrite(p *httputil.ProxyRequest) {
 	}
 }
 
-// modify makes the answer of a server that believes to be at the root fit below the route's prefix.
-func modify(answer *http.Response) error {
-	to := routeOf(answer.Request)
-	if to.port == execdPort {
-		return nil
-	}
-	header := answer.Header
-	if location := header.Get("Location"); location != "" {
-		header.Set("Location", below(to, answer.Request.Host, location))
-	}
-	// Cookies know no ports: without this one sandbox could set another's. One that cannot be parsed is dropped.
-	cookies := answer.Cookies()
-	header.Del("Set-Cookie")
-	for _, cookie := range cookies {
-		cookie.Domain = ""
-		cookie.Path = to.prefix() + "/" + strings.TrimPrefix(cookie.Path, "/")
-		header.Add("Set-Cookie", cookie.String())
-	}
-	header.Del("Clear-Site-Data") // it would clear every sandbox's
-	// A second policy only narrows the server's own.
-	header.Add("Content-Security-Policy", pageSandbox)
-	return nil
-}
-
-// below puts a redirect that stays on this server under the route's prefix; others go where they go.
-func below(to route, host, location string) string {
-	u, err := url.Parse(location)
-	if err != nil || u.Host != "" && u.Host != host || u.Host == "" && u.Scheme != "" {
-		return location
-	}
-	if u.Host == "" && !strings.HasPrefix(u.Path, "/") {
-		return location // relative to the page, which is below already
-	}
-	rest := "/" + strings.TrimPrefix(u.EscapedPath(), "/")
-	if u.RawQuery != "" {
-		rest += "?" + u.RawQuery
-	}
-	if u.Fragment != "" {
-		rest += "#" + u.EscapedFragment()
-	}
-	return to.prefix() + rest
-}
-
 // fail answers for a sandbox that did not.
-func fail(w http.ResponseWriter, r *http.Request, err error) {
+func (in *ingress) fail(w http.ResponseWriter, r *http.Request, err error) {
+	to := routeOf(r)
 	var fault *reply.Fault
 	switch {
 	case errors.As(err, &fault):
-		reply.Error(w, r, fault)
 	case r.Context().Err() != nil:
 		// The client has gone; there is nobody to tell.
 		w.WriteHeader(http.StatusBadGateway)
+		return
+	case to.body.unusable():
+		fault = reply.Errorf(wire.CodeInvalidRequestBody, "The body of the request cannot be read: %s.", short(err)).
+			WithHint("Send a length that is right, or well-formed chunks.")
 	default:
-		to := routeOf(r)
-		reply.Error(w, r, reply.Errorf(wire.CodeBackendConnectionFailed,
-			"The server on port %d of the sandbox broke off the connection: %v.", to.port, err).
-			WithHint("Look at the program's output inside the sandbox."))
+		if fault = in.dialer.ended(to.id); fault == nil {
+			fault = brokeOff(to, err)
+		}
 	}
+	if to.body.unread() {
+		w.Header().Set("Connection", "close")
+	}
+	refuse(w, r, fault)
+}
+
+func brokeOff(to route, err error) *reply.Fault {
+	if to.port == execdPort {
+		return reply.Errorf(wire.CodeBackendResponseFailed, "The sandbox broke off the connection: %s.", short(err)).
+			WithHint("Ask the server for the sandbox's state.")
+	}
+	return reply.Errorf(wire.CodeBackendResponseFailed, "The server on port %d of the sandbox broke off the connection: %s.",
+		to.port, short(err))
+}
+
+// short is an error that may quote what a program sent.
+func short(err error) string {
+	text := fmt.Sprintf("%+q", err.Error())
+	return text[1:min(len(text)-1, 200)]
 }

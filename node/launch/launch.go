@@ -4,8 +4,8 @@
 // hands it everything it needs as open files. The other half, package enter, runs in that process.
 //
 // A sandbox is made in two stages, so that processes which already wait in their namespaces can take the first one
-// off the request's path: Shell makes the namespaces (nothing of a request is known yet), Configure turns a waiting
-// shell into one sandbox. On failure each undoes what it did, in reverse; nothing is left.
+// off the request's path: Shell makes the namespaces, the root and an execd that waits (nothing of a request is known
+// yet), Configure turns a shell into one sandbox. On failure each undoes what it did, in reverse; nothing is left.
 package launch
 
 import (
@@ -27,6 +27,7 @@ import (
 
 	"opensandbox.io/node/cgroup"
 	"opensandbox.io/node/control"
+	"opensandbox.io/node/record"
 	"opensandbox.io/node/wipe"
 )
 
@@ -44,12 +45,14 @@ type Host struct {
 	Spools string
 	// Run holds <id>/{api,ports}.
 	Run string
+	// Records gets the files for the sandbox's last words.
+	Records record.Dir
 	// Group may connect to the sockets.
 	Group int
 	// dev is where the template of /dev is mounted.
 	dev string
-	// home is the network namespace of this process.
-	home *os.File
+	// home is the network namespace of this process, homeName that of its host name.
+	home, homeName *os.File
 	// program is what first processes execute.
 	program *os.File
 	// attachLayers is set once this kernel has refused an overlay of detached layers.
@@ -74,6 +77,9 @@ func (h *Host) Prepare() error {
 	if h.home, err = threadNet(); err != nil {
 		return err
 	}
+	if h.homeName, err = os.Open("/proc/thread-self/ns/uts"); err != nil {
+		return err
+	}
 	h.program, err = ownProgram()
 	return err
 }
@@ -86,24 +92,28 @@ func (h *Host) Close() {
 	}
 }
 
-// Spec is one sandbox to be made; everything in it has been checked.
-type Spec struct {
-	ID string
+// Base is what a sandbox is made of before it is known what for.
+type Base struct {
 	// Image is the directory of the read-only layer.
 	Image string
 	// Binds are trees of the host shown read-only, by their path in the sandbox. Own lists paths below them that
 	// stay the sandbox's.
 	Binds []Bind
 	Own   []string
-	Env   []string
-	Cwd   string
+	// Profile is the seccomp profile of commands.
+	Profile string
+}
+
+// Spec is one sandbox to be made; everything in it has been checked.
+type Spec struct {
+	ID     string
+	Limits cgroup.Limits
+	Env    []string
+	Cwd    string
 
 	Entrypoint  []string
 	TokenSHA256 string
-	Profile     string
 	ShmBytes    int64
-	// End and Log are open files for the sandbox's last words.
-	End, Log *os.File
 }
 
 // Bind is a directory of the host at a path of the sandbox.
@@ -132,11 +142,22 @@ type Shell struct {
 	Process *Process
 
 	control *control.Conn
-	sys     *os.File
 	user    *os.File // its user namespace; nil when rootless
-	laps    *laps
-	undo    undo
+	name    *os.File // the namespace of its host name
+	shm     *os.File // the configuration of its /dev/shm; nil until it is prepared
+	limits  cgroup.Limits
+	giveWay func() // nil: nobody is more important
+	// places are its directories; they and its files among the records change their names with it.
+	places   []*place
+	lastName string
+	laps     *laps
+	undo     undo
 }
+
+// place is a directory of the shell in one of the host's.
+type place struct{ parent, name string }
+
+func (p *place) path() string { return filepath.Join(p.parent, p.name) }
 
 // Slot names the shell's resources: the number of its uid block.
 func (s *Shell) Slot() int { return s.Block.N }
@@ -144,25 +165,73 @@ func (s *Shell) Slot() int { return s.Block.N }
 // Timings are the milliseconds each stage took.
 func (s *Shell) Timings() map[string]float64 { return s.laps.done() }
 
-// Shell makes a slot and a process in it.
-func (h *Host) Shell(limits cgroup.Limits) (*Shell, error) {
-	s := &Shell{host: h, laps: newLaps()}
-	if err := s.make(limits); err != nil {
+// Shell makes a slot and a process in it, which from here on prepares itself. Until it is configured its directories
+// have the given name: that of the sandbox, or any other UUID. The limits may be changed then.
+//
+// giveWay is nil when somebody waits for the shell. Otherwise it is called between the steps and may take its time,
+// and until the shell is configured its process gets processors only where nobody else wants them.
+func (h *Host) Shell(base *Base, name string, limits cgroup.Limits, giveWay func()) (*Shell, error) {
+	s := &Shell{host: h, laps: newLaps(), limits: limits, giveWay: giveWay}
+	err := s.make(base, name)
+	if err != nil {
 		s.undo.run()
 		return nil, err
 	}
 	return s, nil
 }
 
-func (s *Shell) make(limits cgroup.Limits) error {
+func (s *Shell) make(base *Base, name string) error {
 	network, err := NewNetwork()
 	if err != nil {
 		return err
 	}
-	defer network.NS.Close()
-	s.sys = network.Sys
-	s.undo.add(func() { s.sys.Close() })
-	if err := s.claim(limits); err != nil {
+	defer network.Close()
+	s.step("slot")
+	if err := s.start(network); err != nil {
+		return err
+	}
+	s.step("clone")
+	files := new(fileList)
+	defer files.close()
+	room := &control.Room{
+		Profile: base.Profile, Own: base.Own, OneUser: s.host.Rootless, CgroupVersion: s.host.Cgroups.Version(),
+	}
+	files.borrow(control.FileSys, network.Sys)
+	if err := s.root(base, name, room, files); err != nil {
+		return err
+	}
+	if err := s.sockets(name, files); err != nil {
+		return err
+	}
+	if err := s.lastWords(name, files); err != nil {
+		return err
+	}
+	if err := s.cgroupFiles(files); err != nil {
+		return err
+	}
+	room.Files = files.names
+	if err := s.control.Send(room, files.files...); err != nil {
+		return fmt.Errorf("hand over: %w", err)
+	}
+	s.laps.lap("root")
+	return nil
+}
+
+// step notes that one is done, and lets others pass before the next.
+func (s *Shell) step(name string) {
+	s.laps.lap(name)
+	s.pause()
+}
+
+func (s *Shell) pause() {
+	if s.giveWay != nil {
+		s.giveWay()
+	}
+}
+
+// start makes the slot and the process.
+func (s *Shell) start(network *Network) error {
+	if err := s.claim(); err != nil {
 		return err
 	}
 	ours, theirs, err := control.Pair()
@@ -181,19 +250,23 @@ func (s *Shell) make(limits cgroup.Limits) error {
 		return fmt.Errorf("clone: %w", err)
 	}
 	s.undo.add(s.end)
+	namespaces := "/proc/" + strconv.Itoa(s.Process.PID) + "/ns/"
+	if s.name, err = os.Open(namespaces + "uts"); err != nil {
+		return err
+	}
+	s.undo.add(func() { s.name.Close() })
 	if !s.host.Rootless {
-		if s.user, err = os.Open("/proc/" + strconv.Itoa(s.Process.PID) + "/ns/user"); err != nil {
+		if s.user, err = os.Open(namespaces + "user"); err != nil {
 			return err
 		}
 		s.undo.add(func() { s.user.Close() })
 	}
-	s.laps.lap("clone")
 	return nil
 }
 
 // claim takes a uid block and makes the control group of the same number. A group that is there already belongs to a
 // sandbox that is still being cleared away, even if its block is free again: then the next number is tried.
-func (s *Shell) claim(limits cgroup.Limits) error {
+func (s *Shell) claim() error {
 	var passed []*Block
 	defer func() {
 		for _, block := range passed {
@@ -205,8 +278,7 @@ func (s *Shell) claim(limits cgroup.Limits) error {
 		if err != nil {
 			return err
 		}
-		s.laps.lap("slot")
-		group, err := s.host.Cgroups.Create(s.host.Tree, SlotName(block.N), limits)
+		group, err := s.host.Cgroups.Create(s.host.Tree, SlotName(block.N), s.limits)
 		if errors.Is(err, fs.ErrExist) && len(passed) < slotsToTry {
 			passed = append(passed, block)
 			continue
@@ -221,7 +293,12 @@ func (s *Shell) claim(limits cgroup.Limits) error {
 		if err := group.Delegate(s.host.root(block)); err != nil {
 			return err
 		}
-		s.laps.lap("cgroup")
+		if s.giveWay != nil {
+			if err := group.Yield(); err != nil {
+				return err
+			}
+		}
+		s.step("cgroup")
 		return nil
 	}
 }
@@ -330,6 +407,32 @@ func (s *Shell) end() {
 // Close gives up on the shell: its process dies and its slot is free again.
 func (s *Shell) Close() { s.undo.run() }
 
+// Alive tells whether the process is still there.
+func (s *Shell) Alive() bool {
+	alive := false
+	err := s.Process.control(func(pidfd int) { alive = !exited(pidfd) })
+	return err == nil && alive
+}
+
+// Prepared waits until nothing is left to do before a request comes. A shell that fails here is of no use any more:
+// the caller closes it.
+func (s *Shell) Prepared(ctx context.Context) error {
+	if s.shm != nil {
+		return nil
+	}
+	files, err := s.await(ctx, control.Prepared)
+	if err != nil {
+		return err
+	}
+	if len(files) != 1 {
+		return fmt.Errorf("prepared with %d open files", len(files))
+	}
+	s.shm = files[0]
+	s.undo.add(func() { s.shm.Close() })
+	s.laps.lap("enter")
+	return nil
+}
+
 // Configure turns the shell into a sandbox and returns when execd answers, or with ErrEnded when its first process
 // has ended by then. In both cases the caller holds Block, Group, Process and the sandbox's files from here on; on
 // any other error everything is undone.
@@ -342,59 +445,119 @@ func (s *Shell) Configure(ctx context.Context, spec *Spec) (err error) {
 			s.undo.run()
 		}
 	}()
-	files := new(fileList)
-	defer files.close()
-	setup := &control.Setup{
-		ID: spec.ID, Hostname: spec.ID[:12], Env: spec.Env, Cwd: spec.Cwd, Entrypoint: spec.Entrypoint,
-		TokenSHA256: spec.TokenSHA256, Profile: spec.Profile, Own: spec.Own, ShmBytes: spec.ShmBytes,
-		OneUser: s.host.Rootless, CgroupVersion: s.host.Cgroups.Version(),
+	waited := s.shm != nil
+	if waited {
+		s.laps = newLaps() // what came before was not on the way of this request
 	}
-	if err := s.root(spec, setup, files); err != nil {
+	if err := s.rename(spec.ID); err != nil {
 		return err
 	}
-	if err := s.sockets(spec.ID, files); err != nil {
+	if s.giveWay != nil {
+		if err := s.Group.Insist(); err != nil {
+			return err
+		}
+	}
+	if spec.Limits != s.limits {
+		if err := s.Group.Limit(spec.Limits); err != nil {
+			return err
+		}
+	}
+	if err := s.setHostname(spec.ID[:12]); err != nil {
+		return fmt.Errorf("host name: %w", err)
+	}
+	if err := s.Prepared(ctx); err != nil {
 		return err
 	}
-	if err := s.cgroupFiles(files); err != nil {
-		return err
+	if err := s.resizeShm(spec.ShmBytes); err != nil {
+		return fmt.Errorf("size of /dev/shm: %w", err)
 	}
-	files.borrow(control.FileEnd, spec.End)
-	files.borrow(control.FileLog, spec.Log)
-	setup.Files = files.names
-	if err := s.control.Send(setup, files.files...); err != nil {
+	err = s.control.Send(&control.Setup{
+		Env: spec.Env, Cwd: spec.Cwd, Entrypoint: spec.Entrypoint, TokenSHA256: spec.TokenSHA256,
+	})
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+		return ErrEnded
+	}
+	if err != nil {
 		return fmt.Errorf("hand over: %w", err)
 	}
-	s.laps.lap("root")
-	return s.await(ctx)
+	if waited {
+		s.laps.lap("pooled")
+	}
+	if _, err := s.await(ctx, control.Ready); err != nil {
+		return err
+	}
+	s.laps.lap("ready")
+	return nil
+}
+
+// rename gives the shell's directories the name of the sandbox. Sockets, mounts and open directories in them stay
+// what they are.
+func (s *Shell) rename(id string) error {
+	for _, p := range s.places {
+		if p.name == id {
+			continue
+		}
+		if err := os.Rename(p.path(), filepath.Join(p.parent, id)); err != nil {
+			return err
+		}
+		p.name = id
+	}
+	if s.lastName == id {
+		return nil
+	}
+	if err := s.host.Records.Rename(s.lastName, id); err != nil {
+		return err
+	}
+	s.lastName = id
+	return nil
+}
+
+// setHostname does it from outside: the process has given up the right.
+func (s *Shell) setHostname(name string) error {
+	runtime.LockOSThread()
+	if err := unix.Setns(int(s.name.Fd()), unix.CLONE_NEWUTS); err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	err := unix.Sethostname([]byte(name))
+	if back := unix.Setns(int(s.host.homeName.Fd()), unix.CLONE_NEWUTS); back != nil {
+		return errors.Join(err, back) // still locked: the thread ends with its goroutine
+	}
+	runtime.UnlockOSThread()
+	return err
+}
+
+func (s *Shell) resizeShm(bytes int64) error {
+	fd := int(s.shm.Fd())
+	if err := unix.FsconfigSetString(fd, "size", strconv.FormatInt(bytes, 10)); err != nil {
+		return err
+	}
+	return unix.FsconfigReconfigure(fd)
 }
 
 // ErrEnded says that the first process ended before execd answered; its end file may say how.
 var ErrEnded = errors.New("the sandbox has ended")
 
-func (s *Shell) await(ctx context.Context) error {
+// await waits until the process has come so far, and returns the files it sent.
+func (s *Shell) await(ctx context.Context, stage control.Stage) ([]*os.File, error) {
 	stop := context.AfterFunc(ctx, func() { s.control.Socket().SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	for {
-		var progress control.Progress
-		_, err := s.control.Receive(&progress)
-		switch {
-		case err != nil && ctx.Err() != nil:
-			return ctx.Err()
-		case errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET):
-			return ErrEnded
-		case err != nil:
-			return err
-		}
-		switch progress.Stage {
-		case control.Entered:
-			s.laps.lap("enter")
-		case control.Ready:
-			s.laps.lap("ready")
-			return nil
-		default:
-			return &Failure{Code: progress.Code, Step: progress.Step, Message: progress.Message}
-		}
+	var progress control.Progress
+	files, err := s.control.Receive(&progress)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, ctx.Err()
+	case errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET):
+		return nil, ErrEnded
+	case err != nil:
+		return nil, err
+	case progress.Stage == stage:
+		return files, nil
 	}
+	for _, f := range files {
+		f.Close()
+	}
+	return nil, &Failure{Code: progress.Code, Step: progress.Step, Message: progress.Message}
 }
 
 // Commit lets the sandbox outlive this process. A first process that is gone meanwhile is no error: the caller, who
@@ -406,31 +569,43 @@ func (s *Shell) Commit() {
 
 // release lets go of what only the making needed.
 func (s *Shell) release() {
-	s.control.Close()
-	s.sys.Close()
-	if s.user != nil {
-		s.user.Close()
+	for _, f := range []*os.File{s.name, s.user, s.shm} {
+		if f != nil {
+			f.Close()
+		}
 	}
+	s.control.Close()
 	s.undo = undo{}
 }
 
-func (s *Shell) root(spec *Spec, setup *control.Setup, files *fileList) error {
-	dir := filepath.Join(s.host.Files, spec.ID)
-	if err := os.Mkdir(dir, 0o700); err != nil {
+// directory makes one of the shell's.
+func (s *Shell) directory(parent, name string, mode os.FileMode) (string, error) {
+	p := &place{parent, name}
+	if err := os.Mkdir(p.path(), mode); err != nil {
+		return "", err
+	}
+	s.places = append(s.places, p)
+	s.undo.add(func() { wipe.Tree(p.path()) })
+	return p.path(), nil
+}
+
+func (s *Shell) root(base *Base, name string, room *control.Room, files *fileList) error {
+	dir, err := s.directory(s.host.Files, name, 0o700)
+	if err != nil {
 		return err
 	}
-	s.undo.add(func() { wipe.Tree(dir) })
 	for _, name := range []string{"upper", "work"} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
 			return err
 		}
 	}
-	root, err := s.host.overlay(spec.Image, dir, s.user)
+	root, err := s.host.overlay(base.Image, dir, s.user)
 	if err != nil {
 		return err
 	}
 	files.give(control.FileRoot, root)
-	for _, bind := range spec.Binds {
+	s.pause()
+	for _, bind := range base.Binds {
 		// Not idmapped: to these files the sandbox's root is a stranger and sees what everybody may see. What is
 		// mounted below stays away, but in a user namespace the kernel hands out a tree only with what covers it.
 		var below uint
@@ -441,7 +616,7 @@ func (s *Shell) root(spec *Spec, setup *control.Setup, files *fileList) error {
 		if err != nil {
 			return err
 		}
-		setup.Binds = append(setup.Binds, bind.Target)
+		room.Binds = append(room.Binds, bind.Target)
 		files.give(control.FileBind, tree)
 	}
 	// Rootless, the nodes are binds of their own.
@@ -450,13 +625,11 @@ func (s *Shell) root(spec *Spec, setup *control.Setup, files *fileList) error {
 		return err
 	}
 	files.give(control.FileDev, dev)
-	files.borrow(control.FileSys, s.sys)
 
-	spool := filepath.Join(s.host.Spools, spec.ID)
-	if err := os.Mkdir(spool, 0o700); err != nil {
+	spool, err := s.directory(s.host.Spools, name, 0o700)
+	if err != nil {
 		return err
 	}
-	s.undo.add(func() { wipe.Tree(spool) })
 	opened, err := spoolDir(spool, s.user)
 	if err != nil {
 		return err
@@ -466,12 +639,11 @@ func (s *Shell) root(spec *Spec, setup *control.Setup, files *fileList) error {
 }
 
 // sockets binds what the sandbox will listen on, so that nobody who connects comes too early.
-func (s *Shell) sockets(id string, files *fileList) error {
-	dir := filepath.Join(s.host.Run, id)
-	if err := os.Mkdir(dir, 0o750); err != nil {
+func (s *Shell) sockets(name string, files *fileList) error {
+	dir, err := s.directory(s.host.Run, name, 0o750)
+	if err != nil {
 		return err
 	}
-	s.undo.add(func() { wipe.Tree(dir) })
 	if err := os.Chown(dir, -1, s.host.Group); err != nil {
 		return err
 	}
@@ -493,6 +665,23 @@ func (s *Shell) sockets(id string, files *fileList) error {
 		}
 		files.give(name, file)
 	}
+	return nil
+}
+
+// lastWords makes the files for how it ended and for execd's own log.
+func (s *Shell) lastWords(name string, files *fileList) error {
+	s.lastName = name
+	s.undo.add(func() { s.host.Records.Remove(s.lastName) })
+	end, err := s.host.Records.CreateEnd(name)
+	if err != nil {
+		return err
+	}
+	files.give(control.FileEnd, end)
+	log, err := s.host.Records.CreateLog(name)
+	if err != nil {
+		return err
+	}
+	files.give(control.FileLog, log)
 	return nil
 }
 

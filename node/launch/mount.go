@@ -10,6 +10,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"opensandbox.io/node/thread"
 )
 
 // Every tree a sandbox sees reaches it as a detached mount: an open file that is a mount nobody else can see.
@@ -131,7 +133,7 @@ func overlayOf(lower, layer, userns *os.File) (*os.File, error) {
 		return nil, err
 	}
 	uid, gid := int(stat.Uid), int(stat.Gid)
-	return onThread(func() (*os.File, bool, error) {
+	return thread.Run(func() (*os.File, bool, error) {
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var saved [2]unix.CapUserData
 		if err := unix.Capget(&header, &saved[0]); err != nil {

@@ -5,9 +5,10 @@ package launch
 import (
 	"fmt"
 	"os"
-	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"opensandbox.io/node/thread"
 )
 
 // Network is a network namespace with nothing but a loopback device. It belongs to sandboxd's user namespace, not
@@ -21,7 +22,7 @@ type Network struct {
 
 // NewNetwork makes one. It needs no sandbox, so that they can be made ahead of time.
 func NewNetwork() (*Network, error) {
-	return onThread(func() (*Network, bool, error) {
+	return thread.Run(func() (*Network, bool, error) {
 		home, err := threadNet()
 		if err != nil {
 			return nil, true, err
@@ -78,23 +79,3 @@ func loopbackUp() error {
 
 // threadNet opens the namespace of the calling thread; /proc/self would name the main thread's.
 func threadNet() (*os.File, error) { return os.Open("/proc/thread-self/ns/net") }
-
-// onThread runs f on a thread of its own, so that f may change what belongs to a thread (namespaces, ids,
-// capabilities). f says whether it put everything back; if not, the thread is thrown away.
-func onThread[T any](f func() (value T, clean bool, err error)) (T, error) {
-	type result struct {
-		value T
-		err   error
-	}
-	done := make(chan result, 1)
-	go func() {
-		runtime.LockOSThread()
-		value, clean, err := f()
-		if clean {
-			runtime.UnlockOSThread()
-		}
-		done <- result{value, err}
-	}()
-	r := <-done
-	return r.value, r.err
-}

@@ -87,6 +87,21 @@ func (d Dir) Save(r *Record) error {
 	return os.Rename(temporary, d.file(r.ID, ".json"))
 }
 
+// Create writes the first record of a sandbox. Half of it, should we be killed, is as good as none: nobody was
+// answered yet, and the sandbox goes with us.
+func (d Dir) Create(r *Record) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(d.file(r.ID, ".json"), text, 0o600)
+}
+
+// Rename gives the files of a shell, which has an end and a log but no record yet, the name of a sandbox.
+func (d Dir) Rename(from, to string) error {
+	return errors.Join(os.Rename(d.file(from, ".end"), d.file(to, ".end")), os.Rename(d.file(from, ".log"), d.file(to, ".log")))
+}
+
 // Load reads every record. A file that cannot be read as one is reported in the error; the others are returned all
 // the same.
 func (d Dir) Load() ([]*Record, error) {
@@ -118,11 +133,11 @@ func (d Dir) Load() ([]*Record, error) {
 	return records, errors.Join(bad...)
 }
 
-// Remove forgets a sandbox: record, end, log and output.
+// Remove forgets a sandbox: record, end, log, output and journal.
 func (d Dir) Remove(id string) error {
 	var failed []error
 	// The record goes last: as long as it is there, an interrupted removal is taken up again.
-	for _, suffix := range []string{".end", ".log", ".out", ".json.new", ".json"} {
+	for _, suffix := range []string{".end", ".log", ".out", ".jsonl", ".json.new", ".json"} {
 		if err := os.Remove(d.file(id, suffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			failed = append(failed, err)
 		}
@@ -205,3 +220,11 @@ func (d Dir) SaveOutput(id string, output []byte) error {
 
 // Output returns what SaveOutput kept.
 func (d Dir) Output(id string) ([]byte, error) { return os.ReadFile(d.file(id, ".out")) }
+
+// SaveJournal keeps what is left of the journal of its commands after the end.
+func (d Dir) SaveJournal(id string, journal []byte) error {
+	return os.WriteFile(d.file(id, ".jsonl"), journal, 0o600)
+}
+
+// Journal returns what SaveJournal kept.
+func (d Dir) Journal(id string) ([]byte, error) { return os.ReadFile(d.file(id, ".jsonl")) }

@@ -60,6 +60,17 @@ func JSON(w http.ResponseWriter, status int, v any) {
 // Error answers with err: a *Fault as it is, anything else as the daemon's internal error whose details go to the
 // log only.
 func Error(w http.ResponseWriter, r *http.Request, err error) {
+	f := Explain(r, err)
+	w.Header().Set("Cache-Control", "no-store")
+	if id := RequestID(r); id != "" {
+		w.Header().Set("X-Request-ID", id)
+	}
+	JSON(w, f.Code.Status(), body{Code: f.Code, Message: f.Message, Hint: f.Hint, RequestID: RequestID(r)})
+}
+
+// Explain gives what Error would say, complete, to those who say it in another form than JSON. What is our fault is
+// noted for the log.
+func Explain(r *http.Request, err error) Fault {
 	var f *Fault
 	state := stateOf(r)
 	if !errors.As(err, &f) {
@@ -67,18 +78,23 @@ func Error(w http.ResponseWriter, r *http.Request, err error) {
 			state.cause = err
 		}
 		f = &Fault{Code: internalCode(state), Message: "Something went wrong inside; the log has the details under the request id."}
-	} else if state != nil && f.Code.Status() >= 500 {
+	} else if state != nil && ourFault(f.Code.Status()) {
 		state.cause = err
 	}
-	b := body{Code: f.Code, Message: f.Message, Hint: f.Hint, RequestID: RequestID(r)}
-	if b.Hint == "" {
-		b.Hint = f.Code.Hint()
+	told := *f
+	if told.Hint == "" {
+		told.Hint = f.Code.Hint()
 	}
-	if b.Message == "" {
-		b.Message = string(f.Code) // clients require a message
+	if told.Message == "" {
+		told.Message = string(f.Code) // clients require a message
 	}
-	w.Header().Set("Cache-Control", "no-store")
-	JSON(w, f.Code.Status(), b)
+	return told
+}
+
+// ourFault tells failures of this daemon from what it only reports: a wish it cannot fulfil, a program in a sandbox
+// that does not answer.
+func ourFault(status int) bool {
+	return status == http.StatusInternalServerError || status == http.StatusServiceUnavailable
 }
 
 func internalCode(s *state) wire.Code {

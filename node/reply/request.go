@@ -19,8 +19,11 @@ import (
 // state is what one request carries besides its own fields.
 type state struct {
 	id       string
+	trace    string
 	internal wire.Code
-	cause    error // what the log should say about a failure
+	cause    error       // what the log should say about a failure
+	notes    []slog.Attr // what the log should say besides
+	notable  bool
 }
 
 type stateKey struct{}
@@ -38,14 +41,29 @@ func RequestID(r *http.Request) string {
 	return ""
 }
 
+// Note adds to the request's log line what its handler knows, such as the sandbox it is about.
+func Note(r *http.Request, attrs ...slog.Attr) {
+	if s := stateOf(r); s != nil {
+		s.notes = append(s.notes, attrs...)
+	}
+}
+
+// Notable has the request's line logged at info: it changes something that somebody may look for later.
+func Notable(r *http.Request) {
+	if s := stateOf(r); s != nil {
+		s.notable = true
+	}
+}
+
 // Handle wraps a daemon's routes: it sets X-Request-ID on every answer, turns a panic into a 500, and writes one
-// log line per request. internal is the code for errors that are nobody's fault but ours.
+// log line per request: at debug, at info if it is Notable, as an error if it failed by our fault. internal is the
+// code for errors that are nobody's fault but ours.
 func Handle(next http.Handler, log *slog.Logger, internal wire.Code) http.Handler {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s := &state{id: requestID(r.Header.Get("X-Request-ID")), internal: internal}
+		s := &state{id: requestID(r.Header.Get("X-Request-ID")), trace: traceParent(r.Header), internal: internal}
 		w.Header().Set("X-Request-ID", s.id)
 		rec := &recorder{ResponseWriter: w}
 		r = r.WithContext(context.WithValue(r.Context(), stateKey{}, s))
@@ -70,9 +88,12 @@ func Handle(next http.Handler, log *slog.Logger, internal wire.Code) http.Handle
 }
 
 func write(log *slog.Logger, r *http.Request, rec *recorder, s *state, took time.Duration) {
-	level := slog.LevelInfo
-	if s.cause != nil {
+	level := slog.LevelDebug
+	switch {
+	case s.cause != nil:
 		level = slog.LevelError
+	case s.notable:
+		level = slog.LevelInfo
 	}
 	if !log.Enabled(r.Context(), level) {
 		return
@@ -83,9 +104,11 @@ func write(log *slog.Logger, r *http.Request, rec *recorder, s *state, took time
 	}
 	// The path only: a query may hold what the caller does not want in a log.
 	attrs := []slog.Attr{
-		slog.String("requestId", s.id), slog.String("method", r.Method), slog.String("path", r.URL.Path),
+		slog.String("requestId", s.id), slog.String("traceId", TraceID(r)),
+		slog.String("method", r.Method), slog.String("path", r.URL.Path),
 		slog.Int("status", status), slog.Int64("bytes", rec.bytes), slog.Float64("ms", float64(took.Microseconds())/1000),
 	}
+	attrs = append(attrs, s.notes...)
 	if s.cause != nil {
 		attrs = append(attrs, slog.String("error", s.cause.Error()))
 	}

@@ -102,7 +102,7 @@ print(len(full) * 60000)'`)
 
 // A slot that is not cleared away is passed over, and a create that fails leaves nothing that cannot be deleted.
 func TestCreateWithSlotsInTheWay(t *testing.T) {
-	n := newNode(t)
+	n := newNode(t, "--shells", "0")
 	var blocked []string
 	for _, tree := range n.cgroups() {
 		for slot := range 80 {

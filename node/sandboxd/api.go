@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"slices"
@@ -42,12 +43,14 @@ func (d *Daemon) handler() http.Handler {
 	route("PUT /sandboxes/{id}/deadline", d.putDeadline)
 	route("POST /sandboxes/{id}/acknowledge", d.postAcknowledge)
 	route("GET /sandboxes/{id}/output", d.getOutput)
+	route("GET /sandboxes/{id}/journal", d.getJournal)
 	route("GET /events", d.watch)
 	route("PUT /ingress", d.putIngress)
 	route("POST /shutdown", d.postShutdown)
 	route("/", func(http.ResponseWriter, *http.Request) error {
 		return reply.Errorf(wire.CodeGeneralNotFound, "No such route; see spec/sandboxd.yaml.")
 	})
+	d.keepEnds()
 	counted := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d.life.begin()
 		defer d.life.end()
@@ -76,7 +79,9 @@ func (d *Daemon) getHost(w http.ResponseWriter, _ *http.Request) error {
 	if err := unix.Uname(&name); err != nil {
 		return err
 	}
+	shells := d.shells.size()
 	reply.JSON(w, http.StatusOK, wire.Host{
+		Shells:   &shells,
 		Rootless: d.rootless, Kernel: unix.ByteSliceToString(name.Release[:]), Cgroup: wire.HostCgroup(d.cgroups.Version()),
 		Images: hostimage.Aliases(), Missing: d.missing, FreeBytes: free, ReserveBytes: d.config.FreeSpaceReserve,
 	})
@@ -98,6 +103,8 @@ func (d *Daemon) postSandbox(w http.ResponseWriter, r *http.Request) error {
 	if request.RequestID == "" {
 		request.RequestID = reply.RequestID(r)
 	}
+	reply.Notable(r)
+	reply.Note(r, slog.String("sandbox", short(request.ID)))
 	p, err := check(request, time.Now())
 	if err != nil {
 		return err
@@ -147,10 +154,21 @@ func (d *Daemon) getSandbox(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (d *Daemon) deleteSandbox(w http.ResponseWriter, r *http.Request) error {
-	if err := d.remove(r.Context(), r.PathValue("id")); err != nil {
+	reply.Notable(r)
+	reply.Note(r, slog.String("sandbox", short(r.PathValue("id"))))
+	s, err := d.get(r.PathValue("id"))
+	if err == nil {
+		err = d.remove(r.Context(), s.record.ID)
+	}
+	if err != nil {
 		return err
 	}
-	w.WriteHeader(http.StatusNoContent)
+	d.ingress.forgetEnd(s.record.ID)
+	if r.URL.Query().Get("remains") != "true" {
+		w.WriteHeader(http.StatusNoContent)
+		return nil
+	}
+	reply.JSON(w, http.StatusOK, s.remains)
 	return nil
 }
 
@@ -217,10 +235,15 @@ func (d *Daemon) getOutput(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	writeBytes(w, output)
+	return nil
+}
+
+// writeBytes answers with what came out of a sandbox: nobody is to guess what it is.
+func writeBytes(w http.ResponseWriter, content []byte) {
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.Write(output)
-	return nil
+	w.Write(content)
 }
 
 func (d *Daemon) postShutdown(w http.ResponseWriter, r *http.Request) error {

@@ -39,7 +39,11 @@ type Config struct {
 	DeadlineGrace time.Duration
 	// IdleExit is how long it stays with neither sandbox nor server.
 	IdleExit time.Duration
-	Version  string
+	// LogLevel is that of the log; ingress gets the same.
+	LogLevel string
+	// Shells is how many first processes wait for a create when nobody asks for any; 0: none ever.
+	Shells  int
+	Version string
 }
 
 // instance is the identity of a state directory: 32 hex digits.

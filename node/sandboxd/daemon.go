@@ -49,7 +49,12 @@ type Daemon struct {
 	host    *launch.Host
 	records record.Dir
 	image   image
-	trash   *trash
+	// base is what sandboxes of the strict profile are made of; shells are those that wait.
+	base   *launch.Base
+	shells *pool
+	trash  *trash
+	// behind counts what is still being given back of sandboxes that have ended.
+	behind sync.WaitGroup
 
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
@@ -90,6 +95,8 @@ func Run(config Config, uid int, log *slog.Logger, ready func(socket string)) er
 	if err := d.adopt(); err != nil {
 		return err
 	}
+	// Only now: what has no record was just swept away.
+	d.shells = openPool(config.Shells, d.waitingShell, log)
 	socket := filepath.Join(d.runDir, "sandboxd.sock")
 	listener, err := d.listen(socket)
 	if err != nil {
@@ -187,7 +194,7 @@ func (d *Daemon) settleIn(uid int) (err error) {
 	d.missing = missingRights(d.cgroups, d.rootless)
 	d.host = &launch.Host{
 		Rootless: d.rootless, Blocks: d.blocks, Cgroups: d.cgroups, Tree: d.tree,
-		Files: d.files, Spools: d.spools, Run: d.runDir, Group: d.group,
+		Files: d.files, Spools: d.spools, Run: d.runDir, Records: d.records, Group: d.group,
 	}
 	if err := d.host.Prepare(); err != nil {
 		return err
@@ -254,6 +261,7 @@ func (d *Daemon) buildImage() error {
 		return fmt.Errorf("image host: %w", err)
 	}
 	d.image = image{dir: filepath.Join(d.images, digest), digest: digest}
+	d.base = d.baseOf(string(wire.LaunchRequestProfileStrict))
 	return nil
 }
 
@@ -299,6 +307,10 @@ func (d *Daemon) serve(listener net.Listener, ready func()) error {
 // moveOut takes away what sandboxd made for itself. Where sandboxes live on, what they need stays.
 func (d *Daemon) moveOut() {
 	d.ingress.stop()
+	if d.shells != nil {
+		d.shells.close()
+	}
+	d.behind.Wait()
 	d.trash.close(10 * time.Second)
 	d.host.Close()
 	if d.living() == 0 {

@@ -112,7 +112,6 @@ func TestKilledDuringCreates(t *testing.T) {
 		for _, r := range list.Items {
 			n.delete(r.ID)
 		}
-		waitNoInit(t, n)
 		n.checkClean()
 		if t.Failed() {
 			t.Fatalf("in round %d", i)

@@ -82,11 +82,15 @@ type node struct {
 	client             *http.Client
 }
 
-// newNode makes directories and starts a sandboxd on them. At the end of the test everything must be gone.
+// newNode makes directories and starts a sandboxd on them, with a shell waiting for the first create. At the end of
+// the test everything must be gone.
 func newNode(t *testing.T, flags ...string) *node {
 	t.Helper()
-	n := prepareNode(t, flags...)
+	n := prepareNode(t, append([]string{"--shells", "1"}, flags...)...)
 	n.start()
+	if len(flags) == 0 {
+		n.shells(1)
+	}
 	return n
 }
 
@@ -269,43 +273,65 @@ func (n *node) checkMounts() {
 	}
 }
 
-// checkClean asserts that nothing of any sandbox is left while sandboxd still runs.
+// checkClean asserts that nothing of any sandbox is left while sandboxd still runs, but what its waiting shells hold:
+// each of them exactly one of everything. As these come and go by themselves, it looks until they have settled.
 func (n *node) checkClean() {
 	n.t.Helper()
-	for _, pid := range n.initPIDs() {
-		n.t.Errorf("process %d is left", pid)
+	var left []string
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		var host wire.Host
+		if err := n.call("GET", "/host", nil, &host); err != nil {
+			n.t.Fatal(err)
+		}
+		if left = n.leftBeside(*host.Shells); len(left) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			n.t.Errorf("beside %d shells there is more or less than they need:\n%s", *host.Shells, strings.Join(left, "\n"))
+			break
+		}
 	}
-	for _, tree := range n.cgroups() {
-		entries, _ := os.ReadDir(tree)
+	n.checkMounts()
+}
+
+// leftBeside lists what is there in another number than that of the shells.
+func (n *node) leftBeside(shells int) []string {
+	held := map[string][]string{"first processes": nil}
+	for _, pid := range n.initPIDs() {
+		held["first processes"] = append(held["first processes"], itoa(pid))
+	}
+	for _, dir := range append(n.cgroups(), n.state+"/fs/sandboxes", n.state+"/spool", n.run, n.blocks) {
+		held[dir] = nil
+		entries, _ := os.ReadDir(dir)
 		for _, entry := range entries {
-			if entry.IsDir() && entry.Name() != "supervisor" {
-				n.t.Errorf("cgroup %s/%s is left", tree, entry.Name())
+			name := entry.Name()
+			switch {
+			case dir == n.blocks && !locked(filepath.Join(dir, name)):
+			case strings.Contains(dir, "/cgroup/") && (!entry.IsDir() || name == "supervisor"):
+			case dir == n.run && (name == "sandboxd.sock" || name == "dev" || name == "ended"):
+			default:
+				held[dir] = append(held[dir], name)
 			}
 		}
 	}
-	for _, dir := range []string{n.state + "/fs/sandboxes", n.state + "/spool", n.state + "/records"} {
-		entries, _ := os.ReadDir(dir)
-		for _, entry := range entries {
-			n.t.Errorf("%s/%s is left", dir, entry.Name())
+	var wrong []string
+	for what, found := range held {
+		want := shells
+		if what == n.blocks {
+			want++ // sandboxd's own
+		}
+		if len(found) != want {
+			wrong = append(wrong, fmt.Sprintf("%s: %v", what, found))
 		}
 	}
-	entries, _ := os.ReadDir(n.run)
-	for _, entry := range entries {
-		if entry.Name() != "sandboxd.sock" && entry.Name() != "dev" {
-			n.t.Errorf("%s/%s is left", n.run, entry.Name())
-		}
+	// An end and a log, but no record.
+	if entries, _ := os.ReadDir(n.state + "/records"); len(entries) != 2*shells {
+		wrong = append(wrong, fmt.Sprintf("records: %v", entries))
 	}
-	held := 0
-	entries, _ = os.ReadDir(n.blocks)
-	for _, entry := range entries {
-		if locked(filepath.Join(n.blocks, entry.Name())) {
-			held++
-		}
+	if records, _ := filepath.Glob(n.state + "/records/*.json"); len(records) != 0 {
+		wrong = append(wrong, fmt.Sprintf("records: %v", records))
 	}
-	if held != 1 {
-		n.t.Errorf("%d uid blocks are held; only sandboxd's own should be", held)
-	}
-	n.checkMounts()
+	return wrong
 }
 
 func locked(path string) bool {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"opensandbox.io/node/reply"
+	"opensandbox.io/node/wipe"
 	"opensandbox.io/node/wire"
 )
 
@@ -36,6 +38,7 @@ type ingress struct {
 	runDir  string
 	kept    string // file with the port, so that endpoints survive a restart
 	logFile string
+	level   string
 	// id is the user and group it runs as; 0 keeps sandboxd's (rootless).
 	id  int
 	log *slog.Logger
@@ -43,18 +46,32 @@ type ingress struct {
 	// setting lets one request at a time bind.
 	setting sync.Mutex
 
-	mu        sync.Mutex
-	hosts     []string
+	mu sync.Mutex
+	// wanted is what was asked for last; listeners are those of it that could be had.
+	wanted    []string
 	port      int
-	listeners []*os.File
+	listeners []listener
 	process   *os.Process
-	started   *sync.Cond
-	stopped   bool
-	done      chan struct{}
+	// changed tells that process, held or stopped has changed.
+	changed *sync.Cond
+	// held keeps the program from being started while listeners are exchanged.
+	held    bool
+	stopped bool
+	done    chan struct{}
 }
 
-// backoff between two starts grows from the first to the second.
+// listener is one open socket of ingress.
+type listener struct {
+	host string
+	port int
+	file *os.File
+}
+
+// A program that ends within a second of its start, several times in a row, is broken: from then on there is a pause
+// between two starts, which grows from the shortest to the longest. Before that nobody who connects shall wait.
 const (
+	quickLife  = time.Second
+	quickEnds  = 5
 	shortPause = 50 * time.Millisecond
 	longPause  = 5 * time.Second
 )
@@ -87,27 +104,41 @@ func (d *Daemon) putIngress(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// set starts it, or says where it already listens.
+// set starts it, or has it listen elsewhere if something else is asked for than the last time, and says where it is.
 func (i *ingress) set(hosts []string, port int) (wire.Ingress, error) {
 	i.setting.Lock()
 	defer i.setting.Unlock()
 	i.mu.Lock()
 	running := i.listeners != nil
+	same := sameHosts(hosts, i.wanted) && (port == 0 || port == i.port)
 	i.mu.Unlock()
-	if !running {
-		if err := i.start(hosts, port); err != nil {
-			return wire.Ingress{}, err
-		}
+	var err error
+	switch {
+	case !running:
+		err = i.start(hosts, port)
+	case !same:
+		err = i.rebind(hosts, port)
+	}
+	if err != nil {
+		return wire.Ingress{}, err
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for i.process == nil && !i.stopped {
-		i.started.Wait()
+		i.changed.Wait()
 	}
 	if i.process == nil {
 		return wire.Ingress{}, reply.Errorf(wire.CodeNodeUnavailable, "ingress is stopping.")
 	}
-	return wire.Ingress{Port: i.port, Hosts: i.hosts, PID: i.process.Pid}, nil
+	answer := wire.Ingress{Port: i.port, PID: i.process.Pid}
+	for _, l := range i.listeners {
+		answer.Hosts = append(answer.Hosts, l.host)
+	}
+	return answer, nil
+}
+
+func sameHosts(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }
 
 func (i *ingress) start(hosts []string, port int) error {
@@ -115,50 +146,149 @@ func (i *ingress) start(hosts []string, port int) error {
 	if err != nil {
 		return reply.Errorf(wire.CodeNodeUnsupportedHost, "ingress cannot be started: %v.", err)
 	}
-	bound, listeners, chosen, err := i.bind(hosts, port)
+	listeners, err := i.bind(hosts, i.candidates(port), nil)
 	if err != nil {
 		program.Close()
-		return reply.Errorf(wire.CodeNodeUnavailable, "ingress cannot listen: %v.", err).
-			WithHint("Give another port, or stop what holds it.")
-	}
-	if text, err := json.Marshal(map[string]int{"port": chosen}); err == nil {
-		if err := os.WriteFile(i.kept, append(text, '\n'), 0o644); err != nil {
-			i.log.Warn("the port of ingress is not kept", "error", err)
-		}
+		return cannotListen(err)
 	}
 	i.mu.Lock()
-	i.hosts, i.port, i.listeners = bound, chosen, listeners
 	i.done = make(chan struct{})
 	i.mu.Unlock()
+	i.take(hosts, listeners)
 	go i.supervise(program)
 	return nil
 }
 
-// bind listens on the first port on which the first host can be had, and there on the other hosts that can.
-func (i *ingress) bind(hosts []string, port int) ([]string, []*os.File, int, error) {
+func cannotListen(err error) error {
+	return reply.Errorf(wire.CodeNodeUnavailable, "ingress cannot listen: %v.", err).
+		WithHint("Give another port, or stop what holds it.")
+}
+
+// rebind exchanges the listeners. Open connections end, because the program that holds them does; those that wait on
+// a listener that stays are served by its successor. If it cannot be done, everything stays as it was.
+func (i *ingress) rebind(hosts []string, port int) error {
+	i.mu.Lock()
+	old, oldPort := i.listeners, i.port
+	i.mu.Unlock()
+	if port != 0 && port != oldPort {
+		// Another port: what is open now is not in the way.
+		listeners, err := i.bind(hosts, i.candidates(port), nil)
+		if err != nil {
+			return cannotListen(err)
+		}
+		i.hold()
+		i.take(hosts, listeners)
+		closeAll(old)
+		i.release()
+		return nil
+	}
+	// The same port: 127.0.0.1 is in the way of 0.0.0.0, so that the old ones go first.
+	i.hold()
+	defer i.release()
+	var kept, dropped []listener
+	for _, l := range old {
+		if slices.Contains(hosts, l.host) {
+			kept = append(kept, l)
+		} else {
+			dropped = append(dropped, l)
+		}
+	}
+	closeAll(dropped)
+	here := []candidate{{oldPort, patience}}
+	listeners, err := i.bind(hosts, here, kept)
+	if err == nil {
+		i.take(hosts, listeners)
+		return nil
+	}
+	var oldHosts []string
+	for _, l := range old {
+		oldHosts = append(oldHosts, l.host)
+	}
+	if back, again := i.bind(oldHosts, here, kept); again == nil {
+		i.mu.Lock()
+		i.listeners = back
+		i.mu.Unlock()
+	} else {
+		i.log.Error("ingress lost its listeners", "error", again)
+	}
+	return cannotListen(err)
+}
+
+// take makes these the listeners of the next program that is started.
+func (i *ingress) take(hosts []string, listeners []listener) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.wanted, i.port, i.listeners = hosts, listeners[0].port, listeners
+	text := fmt.Appendf(nil, "{\"port\":%d}\n", i.port)
+	if err := os.WriteFile(i.kept, text, 0o644); err != nil {
+		i.log.Warn("the port of ingress is not kept", "error", err)
+	}
+}
+
+// hold ends the program and keeps it from being started again until release.
+func (i *ingress) hold() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.held = true
+	if i.process != nil {
+		i.process.Kill()
+	}
+	for i.process != nil {
+		i.changed.Wait()
+	}
+}
+
+func (i *ingress) release() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.held = false
+	i.changed.Broadcast()
+}
+
+func closeAll(listeners []listener) {
+	for _, l := range listeners {
+		l.file.Close()
+	}
+}
+
+// bind listens on the first port on which the first host can be had, and there on the other hosts that can. What is
+// open already is taken over.
+func (i *ingress) bind(hosts []string, candidates []candidate, open []listener) ([]listener, error) {
 	var failed error
-	for _, candidate := range i.candidates(port) {
-		first, err := listen(hosts[0], candidate.port, candidate.patience)
+	for _, candidate := range candidates {
+		first, err := openListener(hosts[0], candidate.port, candidate.patience, open)
 		if err != nil {
 			failed = err
 			continue
 		}
-		bound, listeners := hosts[:1:1], []*os.File{first}
-		chosen := candidate.port
-		if chosen == 0 {
-			chosen = portOf(first)
-		}
+		listeners := []listener{first}
 		for _, host := range hosts[1:] {
-			f, err := listen(host, chosen, 0)
+			l, err := openListener(host, first.port, 0, open)
 			if err != nil {
 				i.log.Warn("ingress does not listen everywhere", "host", host, "error", err)
 				continue
 			}
-			bound, listeners = append(bound, host), append(listeners, f)
+			listeners = append(listeners, l)
 		}
-		return bound, listeners, chosen, nil
+		return listeners, nil
 	}
-	return nil, nil, 0, failed
+	return nil, failed
+}
+
+func openListener(host string, port int, patience time.Duration, open []listener) (listener, error) {
+	for _, l := range open {
+		if l.host == host && l.port == port {
+			return l, nil
+		}
+	}
+	file, err := listen(host, port, patience)
+	if err != nil {
+		return listener{}, err
+	}
+	if port == 0 {
+		port = portOf(file)
+	}
+	return listener{host, port, file}, nil
 }
 
 type candidate struct {
@@ -166,9 +296,10 @@ type candidate struct {
 	patience time.Duration
 }
 
+// patience is for a predecessor that was killed: it takes its ingress with it, but not in the same instant.
+const patience = 2 * time.Second
+
 func (i *ingress) candidates(port int) []candidate {
-	// A predecessor that was killed takes its ingress with it, but not in the same instant.
-	const patience = 2 * time.Second
 	if port != 0 {
 		return []candidate{{port, patience}}
 	}
@@ -218,46 +349,61 @@ func (i *ingress) supervise(program *os.File) {
 	runtime.LockOSThread()
 	defer close(i.done)
 	defer program.Close()
-	pause := shortPause
+	pause, quick := shortPause, 0
 	for {
-		began := time.Now()
-		process, err := i.spawn(program)
-		i.mu.Lock()
-		if i.stopped {
-			i.mu.Unlock()
-			if err == nil {
-				process.Kill()
-				process.Wait()
-			}
+		listeners, ok := i.turn()
+		if !ok {
 			return
 		}
+		began := time.Now()
+		process, err := i.spawn(program, listeners)
 		if err == nil {
-			i.process = process
-			i.started.Broadcast()
-		}
-		i.mu.Unlock()
-		if err == nil {
-			state, _ := process.Wait()
-			i.mu.Lock()
-			i.process = nil
-			stopped := i.stopped
-			i.mu.Unlock()
-			if stopped {
-				return
-			}
-			i.log.Error("ingress ended; starting it again", "state", fmt.Sprint(state))
+			i.watch(process)
 		} else {
 			i.log.Error("ingress does not start", "error", err)
 		}
-		if time.Since(began) > longPause {
-			pause = shortPause
+		if time.Since(began) > quickLife {
+			pause, quick = shortPause, 0
+			continue
 		}
-		time.Sleep(pause)
-		pause = min(2*pause, longPause)
+		if quick++; quick > quickEnds {
+			time.Sleep(pause)
+			pause = min(2*pause, longPause)
+		}
 	}
 }
 
-func (i *ingress) spawn(program *os.File) (*os.Process, error) {
+// turn waits until the program may be started; not ok when it is not to be started any more.
+func (i *ingress) turn() ([]listener, bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for i.held && !i.stopped {
+		i.changed.Wait()
+	}
+	return i.listeners, !i.stopped
+}
+
+// watch makes the process known and waits for its end.
+func (i *ingress) watch(process *os.Process) {
+	i.mu.Lock()
+	if i.held || i.stopped {
+		process.Kill() // decided while it was being started
+	}
+	i.process = process
+	i.changed.Broadcast()
+	i.mu.Unlock()
+	state, _ := process.Wait()
+	i.mu.Lock()
+	i.process = nil
+	expected := i.held || i.stopped
+	i.changed.Broadcast()
+	i.mu.Unlock()
+	if !expected {
+		i.log.Error("ingress ended; starting it again", "state", fmt.Sprint(state))
+	}
+}
+
+func (i *ingress) spawn(program *os.File, listeners []listener) (*os.Process, error) {
 	log, err := os.OpenFile(i.logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
 	if err != nil {
 		return nil, err
@@ -268,11 +414,11 @@ func (i *ingress) spawn(program *os.File) (*os.Process, error) {
 		return nil, err
 	}
 	defer null.Close()
-	args := []string{"ingress", "--run-dir", i.runDir}
+	args := []string{"ingress", "--run-dir", i.runDir, "--ended-dir", endedDir, "--log-level", i.level}
 	files := []*os.File{null, log, log}
-	for n, f := range i.listeners {
+	for n, l := range listeners {
 		args = append(args, "--listen-fd", strconv.Itoa(3+n))
-		files = append(files, f)
+		files = append(files, l.file)
 	}
 	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
 	if i.id != 0 {
@@ -300,9 +446,10 @@ func openProgram(path string) (*os.File, error) {
 func (i *ingress) stop() {
 	i.mu.Lock()
 	i.stopped = true
-	i.started.Broadcast()
+	i.changed.Broadcast()
 	process, done := i.process, i.done
 	i.mu.Unlock()
+	defer wipe.Tree(filepath.Join(i.runDir, endedDir))
 	if done == nil {
 		return
 	}
@@ -310,18 +457,16 @@ func (i *ingress) stop() {
 		process.Kill()
 	}
 	<-done
-	for _, f := range i.listeners {
-		f.Close()
-	}
+	closeAll(i.listeners)
 }
 
 func newIngress(config *Config, runDir string, id int, log *slog.Logger) *ingress {
 	i := &ingress{
-		program: config.Ingress, runDir: runDir, id: id, log: log,
+		program: config.Ingress, runDir: runDir, id: id, log: log, level: config.LogLevel,
 		kept:    filepath.Join(config.StateDir, "ingress.json"),
 		logFile: filepath.Join(config.StateDir, "log", "ingress.log"),
 	}
-	i.started = sync.NewCond(&i.mu)
+	i.changed = sync.NewCond(&i.mu)
 	if i.program == "" {
 		if self, err := os.Readlink("/proc/self/exe"); err == nil {
 			i.program = filepath.Join(filepath.Dir(self), "ingress")

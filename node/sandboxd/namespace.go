@@ -141,7 +141,8 @@ func enterUserNamespace() error {
 		Env:   append(insideEnvironment(uid), readyVariable+"=1"),
 		Files: []uintptr{0, 1, 2, told.Fd()},
 		Sys: &syscall.SysProcAttr{
-			Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS,
+			// The third so that threads which visit a sandbox's to name it are allowed back.
+			Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWUTS,
 			UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: uid, Size: 1}},
 			GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: gid, Size: 1}},
 			Setsid:      true,

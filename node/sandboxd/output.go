@@ -23,36 +23,41 @@ const entrypointLog = "entrypoint.log"
 
 // output is the end of what the entry point wrote: bytes from inside a sandbox, not to be interpreted.
 func (d *Daemon) output(s *sandbox) ([]byte, error) {
+	return d.spooled(s, entrypointLog, outputTail, d.records.Output)
+}
+
+// spooled reads the end of a file of the spool, or what was kept of it.
+func (d *Daemon) spooled(s *sandbox, name string, most int64, kept func(id string) ([]byte, error)) ([]byte, error) {
 	s.mu.Lock()
 	id, state := s.record.ID, s.state
 	s.mu.Unlock()
 	if state != wire.ReportStateEnded {
-		text, err := readTail(filepath.Join(d.spools, id), entrypointLog)
+		text, err := readTail(filepath.Join(d.spools, id), name, most)
 		if err != nil || text != nil {
 			return text, err
 		}
 		// It wrote nothing yet, or ended between the two looks, and keepOutput was faster.
 	}
-	text, err := d.records.Output(id)
+	text, err := kept(id)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	return text, err
 }
 
-// keepOutput saves the tail and removes the spool with all other output.
+// keepOutput saves the tails of output and journal, and removes the spool with all other output.
 func (d *Daemon) keepOutput(id string) error {
 	dir := filepath.Join(d.spools, id)
-	text, err := readTail(dir, entrypointLog)
+	text, err := readTail(dir, entrypointLog, outputTail)
 	if err == nil && len(text) > 0 {
 		err = d.records.SaveOutput(id, text)
 	}
-	return errors.Join(err, wipe.Tree(dir))
+	return errors.Join(err, d.keepJournal(id), wipe.Tree(dir))
 }
 
-// readTail reads the end of a file in a directory that hostile code may have written to: no link is followed, and
+// readTail reads the last bytes, at most so many, of a file in a directory that hostile code may have written to: no link is followed, and
 // only a regular file is read.
-func readTail(dir, name string) ([]byte, error) {
+func readTail(dir, name string, most int64) ([]byte, error) {
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err == nil {
 		defer unix.Close(fd)
@@ -73,6 +78,6 @@ func readTail(dir, name string) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, &fs.PathError{Op: "open", Path: filepath.Join(dir, name), Err: errors.New("not a regular file")}
 	}
-	from := max(info.Size()-outputTail, 0)
-	return io.ReadAll(io.NewSectionReader(f, from, outputTail))
+	from := max(info.Size()-most, 0)
+	return io.ReadAll(io.NewSectionReader(f, from, most))
 }

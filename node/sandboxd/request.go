@@ -3,6 +3,7 @@
 package sandboxd
 
 import (
+	"crypto/rand"
 	"encoding/hex"
 	"fmt"
 	"maps"
@@ -195,6 +196,13 @@ func isUUID(s string) bool {
 		}
 	}
 	return true
+}
+
+// newUUID is a random one.
+func newUUID() string {
+	b := make([]byte, 16)
+	rand.Read(b)
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 // quantity writes bytes the way people read them, exactly.

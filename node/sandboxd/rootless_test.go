@@ -21,7 +21,7 @@ func rootlessNode(t *testing.T) *node {
 	if text, err := os.ReadFile("/proc/sys/user/max_user_namespaces"); err == nil && strings.TrimSpace(string(text)) == "0" {
 		t.Skip("SKIPPED: this host forbids user namespaces (user.max_user_namespaces=0)")
 	}
-	n := prepareNode(t)
+	n := prepareNode(t, "--shells", "1")
 	n.as = &syscall.Credential{Uid: somebody, Gid: somebody}
 	for _, path := range []string{n.dir, n.state, n.state + "/instance"} {
 		if err := os.Chown(path, somebody, somebody); err != nil {
@@ -74,11 +74,15 @@ func TestRootless(t *testing.T) {
 		t.Fatalf("adopted %+v, %v", r, err)
 	}
 	n.delete(b.ID)
-	for _, dir := range []string{n.state + "/fs/sandboxes", n.state + "/spool", n.state + "/records"} {
-		if entries, _ := os.ReadDir(dir); len(entries) != 0 {
-			t.Errorf("left in %s: %v", dir, entries)
-		}
+	// Of shells that wait, now and in a sandbox's place, too.
+	n.shells(1)
+	n.checkClean()
+	shell := n.create(request())
+	if !pooled(shell.Report) || shell.out("hostname") != shell.ID[:12] {
+		t.Errorf("timings %v, host name %q", shell.Timings, shell.out("hostname"))
 	}
+	n.delete(shell.ID)
+	n.checkClean()
 }
 
 func TestWithoutUserNamespacesTheMissingRightIsNamed(t *testing.T) {

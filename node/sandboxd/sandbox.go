@@ -42,6 +42,8 @@ type sandbox struct {
 	// gone is closed when nothing of it is left.
 	gone     chan struct{}
 	deleting sync.Once
+	// remains is what a removal found last; it is complete when gone is closed.
+	remains wire.Remains
 
 	block   *launch.Block
 	group   *cgroup.Group
@@ -110,6 +112,7 @@ func (d *Daemon) create(ctx context.Context, p *plan) (wire.Report, error) {
 			d.forget(s)
 		}
 	}()
+	defer d.shells.begin(true)()
 	// More creates at once than processors only make each of them slower.
 	select {
 	case d.turns <- struct{}{}:
@@ -128,18 +131,7 @@ func (d *Daemon) create(ctx context.Context, p *plan) (wire.Report, error) {
 // launch brings the sandbox up, or its end on record if its entry point was quick.
 func (d *Daemon) launch(ctx context.Context, s *sandbox, p *plan) error {
 	enforced := enforceable(d.cgroups, p.limits)
-	shell, err := d.host.Shell(enforced)
-	if err != nil {
-		return err
-	}
-	spec, err := d.spec(p)
-	if err != nil {
-		shell.Close()
-		return err
-	}
-	defer spec.End.Close()
-	defer spec.Log.Close()
-	err = shell.Configure(ctx, spec)
+	shell, err := d.shell(ctx, p, enforced)
 	if err != nil && !errors.Is(err, launch.ErrEnded) {
 		return err
 	}
@@ -154,7 +146,7 @@ func (d *Daemon) launch(ctx context.Context, s *sandbox, p *plan) error {
 		return d.endedEarly(s)
 	}
 	// On record before it may outlive us: the other way round there could be a sandbox that nobody knows.
-	if err := d.records.Save(&kept); err != nil {
+	if err := d.records.Create(&kept); err != nil {
 		shell.Close()
 		return fmt.Errorf("record: %w", err)
 	}
@@ -180,28 +172,57 @@ func (d *Daemon) endedEarly(s *sandbox) error {
 	return &launch.Failure{Step: "start", Message: "the sandbox's first process ended unexpectedly"}
 }
 
-func (d *Daemon) spec(p *plan) (*launch.Spec, error) {
-	id := p.request.ID
-	end, err := d.records.CreateEnd(id)
+// shell turns one that waits into the sandbox, or makes one where none does. With launch.ErrEnded it returns one too.
+func (d *Daemon) shell(ctx context.Context, p *plan, limits cgroup.Limits) (*launch.Shell, error) {
+	id, base, spec := p.request.ID, d.base, d.spec(p, limits)
+	if p.profile != base.Profile {
+		base = d.baseOf(p.profile)
+	}
+	if shell := d.shells.take(base); shell != nil {
+		err := shell.Configure(ctx, spec)
+		if !errors.Is(err, launch.ErrEnded) || d.records.End(id) != nil {
+			return shell, err
+		}
+		// It was dying when it was taken, and never became this sandbox. Another one will.
+		shell.Process.Wait()
+		d.giveBack(&sandbox{record: record.Record{ID: id}, block: shell.Block, group: shell.Group, process: shell.Process})
+		wipe.Tree(filepath.Join(d.spools, id))
+		d.records.Remove(id)
+	}
+	shell, err := d.host.Shell(base, id, limits, nil)
 	if err != nil {
 		return nil, err
 	}
-	log, err := d.records.CreateLog(id)
-	if err != nil {
-		end.Close()
-		return nil, err
+	return shell, shell.Configure(ctx, spec)
+}
+
+// waitingShell makes one for nobody in particular: named like a sandbox without a record, so that it is swept like
+// one, and with the limits that most ask for.
+func (d *Daemon) waitingShell(giveWay func()) (*launch.Shell, *launch.Base, error) {
+	if err := d.checkSpace(); err != nil {
+		return nil, nil, err
 	}
+	base := d.base
+	shell, err := d.host.Shell(base, newUUID(), enforceable(d.cgroups, defaultLimits), giveWay)
+	return shell, base, err
+}
+
+// baseOf is what a sandbox of that profile is made of.
+func (d *Daemon) baseOf(profile string) *launch.Base {
+	base := &launch.Base{Image: d.image.dir, Own: []string{"/usr/local"}, Profile: profile}
+	for _, dir := range hostimage.Binds() {
+		base.Binds = append(base.Binds, launch.Bind{Source: dir, Target: dir})
+	}
+	return base
+}
+
+func (d *Daemon) spec(p *plan, limits cgroup.Limits) *launch.Spec {
 	// Pages of /dev/shm count as the sandbox's memory; half of it is what a host gives as well.
 	shm := p.limits.MemoryBytes / 2
-	spec := &launch.Spec{
-		ID: id, Image: d.image.dir, Env: p.env, Cwd: workDir, Entrypoint: p.request.Entrypoint,
-		TokenSHA256: p.request.TokenSHA256, Profile: p.profile, ShmBytes: shm, End: end, Log: log,
-		Own: []string{"/usr/local"},
+	return &launch.Spec{
+		ID: p.request.ID, Limits: limits, Env: p.env, Cwd: workDir, Entrypoint: p.request.Entrypoint,
+		TokenSHA256: p.request.TokenSHA256, ShmBytes: shm,
 	}
-	for _, dir := range hostimage.Binds() {
-		spec.Binds = append(spec.Binds, launch.Bind{Source: dir, Target: dir})
-	}
-	return spec, nil
 }
 
 // workDir is where the entry point and commands of the image host start.
@@ -279,9 +300,12 @@ func (d *Daemon) finish(s *sandbox) {
 	}
 	kept := s.record
 	s.mu.Unlock()
-	// The record first: killed between here and the end of the cleaning, the next sandboxd takes it up.
-	if err := d.records.Save(&kept); err != nil {
-		d.log.Error("end not on record", "sandbox", kept.ID, "error", err)
+	// The record first: killed between here and the end of the cleaning, the next sandboxd takes it up. One that is
+	// being deleted is on record as such, and nobody will ask how it ended.
+	if !deleting {
+		if err := d.records.Save(&kept); err != nil {
+			d.log.Error("end not on record", "sandbox", kept.ID, "error", err)
+		}
 	}
 	d.giveBack(s)
 	if !deleting {
@@ -344,15 +368,20 @@ func (d *Daemon) giveBack(s *sandbox) {
 	}
 	warn("sockets", wipe.Tree(filepath.Join(d.runDir, id)))
 	warn("files", d.trash.take(filepath.Join(d.files, id)))
-	if s.group != nil {
-		warn("control group", s.group.Remove())
-	}
 	if s.process != nil {
 		s.process.Close()
 	}
-	if s.block != nil {
-		s.block.Release()
-	}
+	// Nobody needs to wait for the kernel to take the groups down. The ids go back last: whoever has them next gets
+	// groups of the same name.
+	group, block := s.group, s.block
+	d.behind.Go(func() {
+		if group != nil {
+			warn("control group", group.Remove())
+		}
+		if block != nil {
+			block.Release()
+		}
+	})
 }
 
 // end kills a sandbox for a reason of ours.
@@ -374,6 +403,7 @@ func (d *Daemon) remove(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
+	defer d.shells.begin(false)()
 	// Not on this request's goroutine: a caller that goes away must not leave half of it standing.
 	s.deleting.Do(func() { go d.removeNow(s) })
 	select {
@@ -402,6 +432,7 @@ func (d *Daemon) removeNow(s *sandbox) {
 	}
 	d.end(s, wire.NodeEndReasonKilled)
 	<-s.ended
+	d.gather(s)
 	d.wipe(s)
 }
 

@@ -18,6 +18,8 @@ const heartbeat = 10 * time.Second
 type watchers struct {
 	mu   sync.Mutex
 	open map[chan wire.Event]bool
+	// also hears every event before the watchers do.
+	also func(wire.Event)
 	// last is when the last one left, or when sandboxd started.
 	last time.Time
 }
@@ -50,6 +52,12 @@ func (w *watchers) leave(events chan wire.Event) {
 
 func (w *watchers) tell(event wire.Event) {
 	w.mu.Lock()
+	also := w.also
+	w.mu.Unlock()
+	if also != nil {
+		also(event)
+	}
+	w.mu.Lock()
 	defer w.mu.Unlock()
 	for events := range w.open {
 		select {
@@ -59,6 +67,13 @@ func (w *watchers) tell(event wire.Event) {
 			close(events)
 		}
 	}
+}
+
+// hear has a function called with every event from now on.
+func (w *watchers) hear(also func(wire.Event)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.also = also
 }
 
 // absence is since when no server has been connected; the zero time while one is.

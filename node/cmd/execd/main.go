@@ -13,7 +13,6 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"net"
 	"os"
 	"os/signal"
@@ -22,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"opensandbox.io/node/execd"
+	"opensandbox.io/node/reply"
 	"opensandbox.io/node/wire"
 )
 
@@ -44,12 +44,17 @@ func run(args []string) (int, error) {
 	ports := flags.String("ports-listen", "", "where to serve the port proxy: a socket path or host:port")
 	token := flags.String("token-sha256", "", "hex SHA-256 of the access token; else the token is taken from "+tokenKey)
 	spool := flags.String("spool", "/var/lib/execd", "directory for output and records")
+	levelName := flags.String("log-level", "info", "debug (a line per request), info, warn or error")
 	cwd := flags.String("cwd", "", "default working directory; the current one if empty")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return 0, nil
 		}
 		return 2, nil // already printed
+	}
+	level, err := reply.ParseLevel(*levelName)
+	if err != nil {
+		return 2, err
 	}
 	// Neither memory nor /proc entries of this process are for programs of the same user.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
@@ -67,7 +72,7 @@ func run(args []string) (int, error) {
 	}
 	config := execd.Config{
 		TokenSHA256: sum, Env: os.Environ(), Cwd: *cwd, Entrypoint: flags.Args(), Version: version,
-		Log: slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
+		Log: reply.NewLog(os.Stderr, "execd", level),
 	}
 	if config.Cwd == "" {
 		if config.Cwd, err = os.Getwd(); err != nil {

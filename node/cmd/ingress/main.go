@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command ingress takes requests for /<sandbox id>/<port>/... to that port of that sandbox. sandboxd starts it with
-// its listeners already open and with no rights of its own.
+// Command ingress takes requests for a sandbox's port to that port of that sandbox. sandboxd starts it with its
+// listeners already open and with no rights of its own.
 package main
 
 import (
@@ -9,16 +9,17 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"strconv"
-	"time"
 
 	"opensandbox.io/node/ingress"
+	"opensandbox.io/node/reply"
 )
 
 func main() {
 	runDir := flag.String("run-dir", "", "directory with the sockets of all sandboxes")
+	endedDir := flag.String("ended-dir", "", "name of the directory in it that says how sandboxes ended")
+	level := flag.String("log-level", "info", "debug (a line per request), info, warn or error")
 	var fds []int
 	flag.Func("listen-fd", "number of an open listening socket; may be repeated", func(s string) error {
 		fd, err := strconv.Atoi(s)
@@ -26,17 +27,24 @@ func main() {
 		return err
 	})
 	flag.Parse()
-	if err := run(*runDir, fds); err != nil {
+	if err := run(*runDir, *endedDir, *level, fds); err != nil {
 		fmt.Fprintln(os.Stderr, "ingress:", err)
 		os.Exit(1)
 	}
 }
 
-func run(runDir string, fds []int) error {
+func run(runDir, endedDir, levelName string, fds []int) error {
+	level, err := reply.ParseLevel(levelName)
+	if err != nil {
+		return err
+	}
 	if runDir == "" || len(fds) == 0 {
 		return fmt.Errorf("--run-dir and at least one --listen-fd are needed; sandboxd gives both")
 	}
-	logger := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})).With("part", "ingress")
+	logger := reply.NewLog(os.Stderr, "ingress", level)
+	// net/http has words of its own for what hostile servers send; they become lines like the others.
+	slog.SetLogLoggerLevel(slog.LevelDebug)
+	slog.SetDefault(logger)
 	loopback := true
 	var listeners []net.Listener
 	for _, fd := range fds {
@@ -51,12 +59,12 @@ func run(runDir string, fds []int) error {
 		}
 		listeners = append(listeners, listener)
 	}
-	handler, err := ingress.New(ingress.Config{RunDir: runDir, Loopback: loopback, Log: logger})
+	handler, err := ingress.New(ingress.Config{RunDir: runDir, EndedDir: endedDir, Loopback: loopback, Log: logger})
 	if err != nil {
 		return err
 	}
-	// No limit on a whole request or answer: streams and uploads last as long as they last.
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
+	server := ingress.Server(handler)
+	logger.Info("serving", slog.Int("pid", os.Getpid()), slog.Int("listeners", len(listeners)), slog.Bool("loopback", loopback))
 	failed := make(chan error, len(listeners))
 	for _, listener := range listeners {
 		go func() { failed <- server.Serve(listener) }()

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -16,6 +15,7 @@ import (
 
 	"opensandbox.io/node/cgroup"
 	"opensandbox.io/node/enter"
+	"opensandbox.io/node/reply"
 	"opensandbox.io/node/sandboxd"
 )
 
@@ -49,11 +49,18 @@ func run() int {
 	flags.Int64Var(&config.FreeSpaceReserve, "free-space-reserve", 1<<30, "bytes of the disk that creates must leave free")
 	flags.DurationVar(&config.DeadlineGrace, "deadline-grace", 5*time.Minute, "enforce deadlines when no server was connected for so long")
 	flags.DurationVar(&config.IdleExit, "idle-exit", 10*time.Second, "leave after so long with neither sandbox nor server")
+	flags.IntVar(&config.Shells, "shells", 8, "how many prepared processes wait for a create at rest; 0: none ever")
+	flags.StringVar(&config.LogLevel, "log-level", "info", "debug (a line per request), info, warn or error; also of ingress")
 	if err := flags.Parse(os.Args[1:]); err != nil {
 		return exitUsage
 	}
 	if config.StateDir == "" || flags.NArg() > 0 {
 		fmt.Fprintln(os.Stderr, "sandboxd: --state-dir is required, and nothing but flags is understood")
+		return exitUsage
+	}
+	level, err := reply.ParseLevel(config.LogLevel)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sandboxd:", err)
 		return exitUsage
 	}
 	for _, path := range []*string{&config.StateDir, &config.RunDir, &config.BlocksDir, &config.PipDir, &config.Ingress} {
@@ -76,7 +83,7 @@ func run() int {
 	unix.Setsid() // fails where the caller already did it
 	// What ps shows; the exec left "exe" there.
 	os.WriteFile("/proc/self/comm", []byte("sandboxd"), 0)
-	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	log := reply.NewLog(os.Stderr, "sandboxd", level)
 	if err := sandboxd.Run(config, uid, log, func(socket string) { sandboxd.Tell(os.Stdout, nil, socket) }); err != nil {
 		log.Error("sandboxd ends", "error", err)
 		return fail(err)
