@@ -15,6 +15,7 @@ import httpx2
 import pytest
 from world import BODY, NODE, eventually
 
+from opensandbox_server.admission import Bounds
 from opensandbox_server.app import Deps, create_app
 from opensandbox_server.runtimes.fake import FakeRuntime
 from opensandbox_server.sandbox import End, EndReason
@@ -288,7 +289,7 @@ async def test_what_never_expires_cannot_be_renewed(client: httpx2.AsyncClient) 
         ("65536", 400, "SANDBOX::INVALID_PORT"),
         ("http", 422, "GENERAL::INVALID_REQUEST"),
         ("80?expires=1999999999", 400, "SANDBOX::API_NOT_SUPPORTED"),
-        ("80?use_server_proxy=true", 400, "SANDBOX::API_NOT_SUPPORTED"),
+        ("80?use_server_proxy=true&expires=1999999999", 400, "SANDBOX::INVALID_PARAMETER"),
         ("80?use_server_proxy=perhaps", 422, "GENERAL::INVALID_REQUEST"),
     ],
 )
@@ -382,3 +383,86 @@ async def test_a_list_of_a_thousand_takes_milliseconds(client: httpx2.AsyncClien
         assert len(answer.json()["items"]) == 50
     # Promised: 10 ms at the server. This includes the client, and the machine may be busy with other tests.
     assert sorted(taken)[10] < 0.05
+
+
+# -- metadata ----------------------------------------------------------------------------------------------------------
+
+
+async def test_metadata_is_patched_as_published(client: httpx2.AsyncClient) -> None:
+    made = await create(client, metadata={"a": "1", "b": "2"})
+    path = f"/v1/sandboxes/{made['id']}/metadata"
+    told = await client.patch(path, json={"a": None, "c": "3", "example.com/d": ""})
+    assert told.status_code == 200
+    wire.Sandbox.model_validate(told.json())
+    assert told.json()["metadata"] == {"b": "2", "c": "3", "example.com/d": ""}
+    assert told.json()["status"] == made["status"], "no transition"
+    found = await client.get("/v1/sandboxes", params={"metadata": "c=3"})
+    assert [item["id"] for item in found.json()["items"]] == [made["id"]]
+    assert (await client.get("/v1/sandboxes", params={"metadata": "a=1"})).json()["items"] == []
+    bare = await client.patch(path, json={"b": None, "c": None, "example.com/d": None, "never": None})
+    assert "metadata" not in bare.json()
+    assert "metadata" not in (await client.get(f"/v1/sandboxes/{made['id']}")).json()
+
+
+@pytest.mark.parametrize(
+    ("patch", "status", "code"),
+    [
+        ({"opensandbox.io/x": "y"}, 400, "SANDBOX::INVALID_METADATA_LABEL"),
+        ({"opensandbox.io/x": None}, 400, "SANDBOX::INVALID_METADATA_LABEL"),
+        ({"no spaces": "y"}, 400, "SANDBOX::INVALID_METADATA_LABEL"),
+        ({"a": "no spaces"}, 400, "SANDBOX::INVALID_METADATA_LABEL"),
+        ({f"k{number}": "v" for number in range(256)}, 400, "SANDBOX::INVALID_METADATA_LABEL"),
+        ({f"k{number}": None for number in range(257)}, 400, "SANDBOX::INVALID_METADATA_LABEL"),
+        ({"a": 1}, 422, "GENERAL::INVALID_REQUEST"),
+        ([], 422, "GENERAL::INVALID_REQUEST"),
+        (None, 422, "GENERAL::INVALID_REQUEST"),
+    ],
+)
+async def test_bad_patches_change_nothing(client: httpx2.AsyncClient, patch: Any, status: int, code: str) -> None:
+    made = await create(client, metadata={"old": "1"})
+    is_error(await client.patch(f"/v1/sandboxes/{made['id']}/metadata", json=patch), status, code)
+    assert (await client.get(f"/v1/sandboxes/{made['id']}")).json()["metadata"] == {"old": "1"}
+
+
+async def test_there_is_no_metadata_of_what_is_not_there(client: httpx2.AsyncClient) -> None:
+    is_error(await client.patch("/v1/sandboxes/nope/metadata", json={"a": "b"}), 404, "SANDBOX::NOT_FOUND")
+
+
+# -- Idempotency-Key and capacity --------------------------------------------------------------------------------------
+
+
+async def test_a_repeated_create_says_that_it_is_one(client: httpx2.AsyncClient) -> None:
+    key = {"Idempotency-Key": "7f3a"}
+    first = await client.post("/v1/sandboxes", json=BODY, headers=key)
+    again = await client.post("/sandboxes", json=BODY, headers=key)
+    assert (first.status_code, again.status_code) == (202, 202)
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    wire.CreateSandboxResponse.model_validate(again.json())
+    assert again.json() == {name: value for name, value in first.json().items() if name != "timings"}
+    other = await client.post("/v1/sandboxes", json={**BODY, "timeout": 700}, headers=key)
+    is_error(other, 409, "GENERAL::IDEMPOTENCY_MISMATCH")
+
+
+@pytest.mark.parametrize("keys", [[""], ["x" * 256], ["a\tb"], ["caf\u00e9"], ["a", "a"]])
+async def test_bad_keys_are_refused(client: httpx2.AsyncClient, keys: list[str]) -> None:
+    headers = [(b"Idempotency-Key", key.encode()) for key in keys]
+    body = is_error(await client.post("/v1/sandboxes", json=BODY, headers=headers), 422, "GENERAL::INVALID_REQUEST")
+    assert body["detail"][0]["loc"] == ["header", "Idempotency-Key"]
+    assert (await client.get("/v1/sandboxes")).json()["items"] == []
+
+
+async def test_a_full_server_says_when_to_come_back(runtime: FakeRuntime, tmp_path: Path) -> None:
+    async with open_store(tmp_path / "full.db", node=NODE, runtime=runtime.name) as store:
+        bounds = Bounds(sandboxes=1)
+        app = create_app(Deps(store, runtime, b"k" * 32, node=NODE, epoch=store.epoch, bounds=bounds))
+        transport = httpx2.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx2.AsyncClient(transport=transport, base_url="http://localhost:8080") as client,
+        ):
+            await create(client)
+            told = await client.post("/v1/sandboxes", json=BODY)
+            body = is_error(told, 429, "SANDBOX::CAPACITY_EXHAUSTED")
+            assert int(told.headers["retry-after"]) >= 1
+            assert body["details"] == {"queuePosition": 1, "limit": 1}

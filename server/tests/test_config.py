@@ -120,7 +120,7 @@ def test_runtimes_that_are_not_built_are_refused_and_local_is_named(tmp_path: Pa
     "text",
     [
         '[secure_runtime]\ntype = "gvisor"\n',
-        '[tenants]\nprovider = "file"\n',
+        '[tenants]\nprovider = "http"\n',
         '[store]\ntype = "postgresql"\n',
         "[renew_intent]\nenabled = true\n",
         '[ingress]\nmode = "gateway"\n',
@@ -182,3 +182,17 @@ def test_a_sentence_stands_under_each_field() -> None:
                     below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else ""
                 )
                 assert str(text).endswith("."), f"{model.name}: {ast.unparse(field.target)}"
+
+
+def test_tenants_and_one_key_exclude_each_other(tmp_path: Path) -> None:
+    text = '[tenants]\nprovider = "file"\n'
+    assert load(written(tmp_path, text), environ={}).config.tenants.provider == "file"
+    assert "exclude each other" in refused(written(tmp_path, f'[server]\napi_key = "k"\n{text}')).message
+    assert "exclude" in refused(written(tmp_path, text), environ={"OPENSANDBOX_SERVER_API_KEY": "k"}).message
+    load(written(tmp_path, f'[server]\nhost = "0.0.0.0"\n{text}'), environ={})  # their keys guard it
+    assert "no provider" in refused(written(tmp_path, "[tenants]\n")).message
+
+
+def test_where_the_list_of_tenants_is(tmp_path: Path) -> None:
+    assert config.tenants_file({}, tmp_path) == tmp_path / ".opensandbox" / "tenants.toml"
+    assert config.tenants_file({"SANDBOX_TENANTS_CONFIG_PATH": "/etc/t.toml"}, tmp_path) == Path("/etc/t.toml")

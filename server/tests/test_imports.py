@@ -16,10 +16,26 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE
 # Each layer may import itself and the layers before it.
 LAYERS = {
     "wire": ["wire"],
-    "domain": ["sandbox", "errors", "ports", "limits", "labels", "validation"],
-    "use cases": ["access", "background", "expiry", "lifecycle", "reconcile"],
+    "domain": ["sandbox", "errors", "ports", "limits", "labels", "validation", "context"],
+    "use cases": [
+        "access",
+        "admission",
+        "background",
+        "diagnostics",
+        "events",
+        "executions",
+        "expiry",
+        "history",
+        "idempotency",
+        "lifecycle",
+        "logs",
+        "metrics",
+        "proxy",
+        "reconcile",
+        "tenants",
+    ],
     "adapters": ["store", "runtimes", "api"],
-    "wiring": ["app", "config", "serve", "statedir", "down", "__main__"],
+    "wiring": ["app", "config", "init_config", "serve", "statedir", "down", "__main__"],
 }
 ORDER = list(LAYERS)
 LAYER_OF = {module: layer for layer, modules in LAYERS.items() for module in modules}

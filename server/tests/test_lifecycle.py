@@ -36,7 +36,7 @@ async def test_a_create_answers_with_all_a_client_needs(world: World) -> None:
     assert (sandbox.state, sandbox.reason, sandbox.version) == (S.RUNNING, "RUNNING", 2)
     assert sandbox.expires_at == START + timedelta(seconds=600)
     assert await world.row(sandbox.id) == sandbox
-    assert list(created.timings) == ["validate", "reserve", "launch", "launch.remember", "publish", "total"]
+    assert list(created.timings) == ["validate", "admit", "reserve", "launch", "launch.remember", "publish", "total"]
     assert created.timings["total"] >= created.timings["launch"] >= 0
     spec = world.runtime.specs[sandbox.id]
     assert (spec.env, spec.limits.memory_bytes, spec.deadline) == ({"A": "1"}, 2 << 30, sandbox.expires_at)
@@ -412,6 +412,37 @@ async def test_ports_that_do_not_exist(world: World, port: int) -> None:
 async def test_routes_that_are_not_served_yet_are_refused(world: World) -> None:
     sandbox = (await world.create()).sandbox
     await refused(Code.SANDBOX_API_NOT_SUPPORTED, world.lifecycle.endpoint(TENANT, sandbox.id, 80, expires=1))
-    await refused(
-        Code.SANDBOX_API_NOT_SUPPORTED, world.lifecycle.endpoint(TENANT, sandbox.id, 80, use_server_proxy=True)
-    )
+
+
+# -- metadata ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_patch_is_an_event_and_no_transition(world: World) -> None:
+    sandbox = (await world.create(metadata={"a": "1"})).sandbox
+    after = await world.lifecycle.patch_metadata(TENANT, sandbox.id, {"b": "2"})
+    assert after.metadata == {"a": "1", "b": "2"}
+    assert (after.state, after.changed_at, after.version) == (S.RUNNING, sandbox.changed_at, sandbox.version + 1)
+    assert await world.row(sandbox.id) == after
+    await world.lifecycle.patch_metadata(TENANT, sandbox.id, {"b": "2", "c": None})
+    assert await world.events(sandbox.id) == ["created", "running", "metadata changed"], "no change is no event"
+
+
+async def test_ended_sandboxes_may_be_labelled_but_not_those_on_their_way_out(world: World) -> None:
+    sandbox = (await world.create()).sandbox
+    world.runtime.end(sandbox.id)
+    await world.reconcile.report(world.runtime.sandboxes[sandbox.id])
+    assert (await world.lifecycle.patch_metadata(TENANT, sandbox.id, {"seen": "yes"})).state is S.TERMINATED
+    world.runtime.delete_gate.close()
+    async with anyio.create_task_group() as group:
+        group.start_soon(world.lifecycle.delete, TENANT, sandbox.id)
+        await world.runtime.delete_gate.reached()
+        await refused(Code.SANDBOX_NOT_FOUND, world.lifecycle.patch_metadata(TENANT, sandbox.id, {"a": "b"}))
+        world.runtime.delete_gate.open()
+
+
+async def test_patches_at_once_are_all_kept(world: World) -> None:
+    sandbox = (await world.create()).sandbox
+    async with anyio.create_task_group() as group:
+        for number in range(20):
+            group.start_soon(world.lifecycle.patch_metadata, TENANT, sandbox.id, {f"k{number}": "v"})
+    assert len((await world.row(sandbox.id)).metadata) == 20

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 from world import BODY, NODE, eventually
 
+from opensandbox_server.admission import suits_this_machine
 from opensandbox_server.app import Deps, create_app
 from opensandbox_server.runtimes.fake import FakeRuntime
 from opensandbox_server.sandbox import SandboxState
@@ -28,6 +29,7 @@ class Live:
     port: int
     store: SqlStore
     runtime: FakeRuntime
+    stopping: Callable[[], None]
 
     async def send(
         self, method: str, path: str, body: Any = None, *, promise: int | None = None
@@ -66,7 +68,7 @@ async def live(tmp_path: Path) -> AsyncIterator[Live]:
         async with anyio.create_task_group() as group:
             group.start_soon(server._serve, sockets)
             await eventually(started)
-            yield Live(sockets[0].getsockname()[1], store, runtime)
+            yield Live(sockets[0].getsockname()[1], store, runtime, app.state.stopping)
             runtime.gate.open()
             server.should_exit = True
 
@@ -92,6 +94,27 @@ async def test_a_client_that_leaves_before_the_answer_has_its_sandbox_in_the_lis
     await until(live, [SandboxState.RUNNING])
     _, _, content = await live.ask("GET", "/v1/sandboxes?metadata=job%3D7")
     assert [item["id"] for item in json.loads(content)["items"]] == list(live.runtime.sandboxes)
+
+
+async def test_a_client_that_leaves_the_queue_made_nothing(live: Live) -> None:
+    async def waiting(number: int) -> None:
+        async def there() -> bool:
+            _, _, content = await live.ask("GET", "/v1/runtime")
+            return bool(json.loads(content)["creating"]["waiting"] == number)
+
+        await eventually(there)
+
+    live.runtime.gate.close()
+    at_work = [await live.send("POST", "/v1/sandboxes", BODY) for _ in range(suits_this_machine())]
+    stream = await live.send("POST", "/v1/sandboxes", BODY)
+    await waiting(1)
+    await stream.aclose()
+    await waiting(0)
+    live.runtime.gate.open()
+    for other in at_work:
+        assert (await other.receive()).startswith(b"HTTP/1.1 202")
+        await other.aclose()
+    assert len(await live.store.mine()) == len(at_work)
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_request_made_nothing(
@@ -124,3 +147,37 @@ async def test_headers_that_every_answer_has_once(live: Live) -> None:
         for name in ("date", "x-request-id", "content-type", "content-length"):
             assert names.count(name) == 1, headers
         assert not [name for name in names if name.startswith("access-control")]
+
+
+async def test_a_stream_of_events_comes_as_it_happens_and_is_forgotten_when_its_client_leaves(live: Live) -> None:
+    async def followers(number: int) -> None:
+        async def there() -> bool:
+            _, _, content = await live.ask("GET", "/metrics")
+            return f"opensandbox_event_followers {number}\n".encode() in content
+
+        await eventually(there)
+
+    stream = await live.send("GET", "/v1/events")
+    await followers(1)
+    received = b""
+    await live.ask("POST", "/v1/sandboxes", BODY)
+    with anyio.fail_after(10):
+        while b"event: running" not in received:
+            received += await stream.receive()
+    assert b"text/event-stream" in received
+    await stream.aclose()
+    await followers(0)
+
+
+async def test_open_streams_do_not_hold_up_the_end(live: Live) -> None:
+    _, _, content = await live.ask("POST", "/v1/sandboxes", BODY)
+    stream = await live.send("GET", f"/v1/sandboxes/{json.loads(content)['id']}/events")
+    received = b""
+    with anyio.fail_after(10):
+        while b"event: running" not in received:
+            received += await stream.receive()
+        live.stopping()
+        async for chunk in stream:
+            received += chunk
+    assert b"event: cut\n" in received
+    assert received.endswith(b"0\r\n\r\n")

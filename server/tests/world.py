@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 
 from opensandbox_server.access import Access
+from opensandbox_server.admission import DEFAULT, Admission, Bounds
 from opensandbox_server.background import Background
 from opensandbox_server.expiry import Expiry
 from opensandbox_server.lifecycle import Created, Lifecycle
@@ -59,6 +60,7 @@ class World:
     expiry: Expiry
     reconcile: Reconcile
     background: Background
+    admission: Admission
 
     async def create(self, **changes: Any) -> Created:
         request = CreateSandboxRequest.model_validate({**BODY, **changes})
@@ -90,7 +92,11 @@ class World:
 
 @asynccontextmanager
 async def world_at(
-    path: Path, runtime: FakeRuntime | None = None, clock: Clock | None = None, start_timeout: float = 60.0
+    path: Path,
+    runtime: FakeRuntime | None = None,
+    clock: Clock | None = None,
+    start_timeout: float = 60.0,
+    bounds: Bounds = DEFAULT,
 ) -> AsyncIterator[World]:
     """A server on that directory; enter it again for a restart."""
     runtime, clock = runtime or FakeRuntime(), clock or Clock()
@@ -98,11 +104,13 @@ async def world_at(
         expiry = Expiry(store, clock)
         reconcile = Reconcile(store=store, runtime=runtime, epoch=store.epoch, clock=clock)
         background = Background(grace=2.0)
+        admission = Admission(store, bounds)
         lifecycle = Lifecycle(
             store=store,
             runtime=runtime,
             access=Access(b"k" * 32),
             rules=Rules(runtime=runtime.name, platform=PLATFORM, max_timeout=86400),
+            admission=admission,
             node=NODE,
             epoch=store.epoch,
             background=background,
@@ -112,7 +120,7 @@ async def world_at(
             start_timeout=start_timeout,
         )
         async with background:
-            yield World(store, runtime, clock, lifecycle, expiry, reconcile, background)
+            yield World(store, runtime, clock, lifecycle, expiry, reconcile, background, admission)
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from . import __version__
 from .errors import CannotStart, OpenSandboxError
+from .init_config import EXAMPLES, write
 
 if TYPE_CHECKING:
     import socket
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from .runtimes.local.plan import Settings
     from .runtimes.local.runtime import LocalRuntime
     from .statedir import StateDir
+    from .tenants import Tenants
 
 _EPILOG = """\
 examples:
   opensandbox-server                        serve on 127.0.0.1 and ::1, port 8080, without a configuration
   opensandbox-server --port 9000            the same on another port
   opensandbox-server --config sandbox.toml  read a configuration file
+  opensandbox-server init-config            write a configuration file to start from
   opensandbox-server down                   stop the server; sandboxes live on
   opensandbox-server down --all             stop the server and end all its sandboxes
 
@@ -45,13 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
     """The program. Returns its exit code: 0 after an ordinary end, 1 when it could not start, 2 for wrong usage."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        if words[:1] == ["init-config"]:
-            # The published server has it, so people type it; whatever follows does not matter.
-            raise CannotStart(
-                "There is no init-config yet, and no configuration file is needed: `opensandbox-server` just starts.",
-                "docs/configuration.md lists every setting and its default.",
-            )
         options = _parser().parse_args(words)
+        if options.command == "init-config":
+            return _init_config(options)
         if sys.platform != "linux":
             raise CannotStart(
                 f"The local runtime needs Linux; this is {platform.system()}.",
@@ -74,7 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="opensandbox-server",
         usage="%(prog)s [--config FILE] [--state-dir DIR] [--host ADDRESS] [--port N]\n"
-        "       %(prog)s down [--all] [--config FILE] [--state-dir DIR]",
+        "       %(prog)s down [--all] [--config FILE] [--state-dir DIR]\n"
+        "       %(prog)s init-config [FILE] [--example NAME] [--force]",
         description="Makes and serves sandboxes: isolated places to run code, on this machine.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -88,10 +88,33 @@ def _parser() -> argparse.ArgumentParser:
         "down", parents=[shared], help="stop the server that runs on the state directory", description=_DOWN
     )
     stop.add_argument("--all", action="store_true", help="end all its sandboxes too")
+    begin = commands.add_parser(
+        "init-config", help="write a configuration file to start from", description=_INIT_CONFIG
+    )
+    begin.add_argument("file", nargs="?", type=Path, metavar="FILE", help="where to (default: ~/.sandbox.toml)")
+    begin.add_argument("--example", choices=EXAMPLES, help="for which runtime (default: all keys, commented out)")
+    begin.add_argument("--force", action="store_true", help="overwrite the file if it is there")
     return parser
 
 
+_INIT_CONFIG = "Write a commented configuration file. No file is needed to start: every key has a default."
 _DOWN = "Stop the server that runs on the state directory. Sandboxes live on, unless --all is given."
+
+
+def _init_config(options: argparse.Namespace) -> int:
+    from .config import load
+
+    file = (options.file or Path.home() / ".sandbox.toml").expanduser()
+    write(file, options.example, force=options.force)
+    print(f"Wrote {file}.")
+    try:
+        load(file)
+    except CannotStart as error:
+        _line("note", f"{error.message.removeprefix(f'{file}: ')} {error.hint}")
+    else:
+        named = "" if options.file is None else f" --config {options.file}"
+        print(f"Start with: opensandbox-server{named}")
+    return 0
 
 
 def _load(options: argparse.Namespace) -> Loaded:
@@ -121,29 +144,50 @@ def _serve(options: argparse.Namespace) -> int:
     gc.disable()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     loaded = _load(options)
-    from . import serve, statedir
+    from . import logs, serve, statedir
 
     print(f"opensandbox-server {__version__}")
     _line("config", str(loaded.file) if loaded.file else "no file, defaults")
     for note in loaded.notes:
         _line("note", note)
+    tenants = _tenants(loaded)
     state = statedir.open_state(_state_path(loaded))
     server = loaded.config.server
     with statedir.locked(state.path) as lock:
         database = (loaded.config.store.path or state.database).expanduser().absolute()
         sockets = serve.bind(server.hosts, server.port, server.backlog)
         lock.tell(serve.url(sockets))
-        _logging(loaded.config.log.level)
+        logs.start(loaded.config.log.level, loaded.config.log.format)
 
         import uvloop
 
-        uvloop.run(_run(loaded, state, database, sockets, started))
+        uvloop.run(_run(loaded, state, database, sockets, tenants, started))
     return 0
 
 
-async def _run(loaded: Loaded, state: StateDir, database: Path, sockets: list[socket.socket], started: float) -> None:
+def _tenants(loaded: Loaded) -> Tenants | None:
+    if loaded.config.tenants.provider is None:
+        return None
+    from .config import tenants_file
+    from .tenants import Tenants
+
+    file = tenants_file()
+    tenants = Tenants(file)
+    _line("tenants", str(file))
+    return tenants
+
+
+async def _run(
+    loaded: Loaded,
+    state: StateDir,
+    database: Path,
+    sockets: list[socket.socket],
+    tenants: Tenants | None,
+    started: float,
+) -> None:
     """The wiring: store and runtime into the application, the application onto the sockets."""
     from . import serve
+    from .admission import Bounds
     from .app import Deps, create_app
     from .runtimes.local.runtime import LocalRuntime
     from .store import open_store
@@ -165,9 +209,15 @@ async def _run(loaded: Loaded, state: StateDir, database: Path, sockets: list[so
                 loopback=config.server.loopback,
                 cors_origins=config.server.cors_origins,
                 max_timeout=config.server.max_sandbox_timeout_seconds,
+                tenants=tenants,
+                bounds=Bounds(config.server.max_sandboxes, config.server.max_creating, config.server.max_waiting),
+                public_host=config.server.eip,
+                page_sandbox=config.proxy.page_sandbox,
                 grace=config.server.timeout_graceful_shutdown,
             )
         )
+
+        stop.first = app.state.stopping
 
         def ready() -> None:
             gc.freeze()
@@ -231,14 +281,6 @@ def _tell_runtime(runtime: LocalRuntime) -> None:
 def _other_addresses(sockets: list[socket.socket]) -> str:
     others = [bound.getsockname()[0] for bound in sockets[1:]]
     return f" (also [{'], ['.join(others)}])" if others else ""
-
-
-def _logging(level: str) -> None:
-    import logging
-
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    # What it says at INFO is said better by the lines on standard output.
-    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level]))
 
 
 def _line(name: str, text: str) -> None:

@@ -13,20 +13,35 @@ from datetime import datetime
 import anyio
 from fastapi import FastAPI
 
+from . import __version__
 from .access import Access
+from .admission import DEFAULT, Admission, Bounds
 from .api.answers import UnhandledErrors, register_handlers
+from .api.diagnostic import diagnostic_routes
 from .api.docs import docs_routes, specification
+from .api.event import event_routes
+from .api.execution import execution_routes
 from .api.guard import Guard, GuardRules, with_cors
 from .api.health import health_routes
-from .api.metric import metric_routes
+from .api.history import history_routes
+from .api.metric import metric_routes, server_metric_routes
 from .api.not_built import not_built_routes
+from .api.proxy import ProxyRoute
 from .api.request_id import RequestId
+from .api.runtime import runtime_routes
 from .api.sandbox import sandbox_routes
 from .background import Background
+from .diagnostics import Diagnostics
+from .events import Events
+from .executions import Executions
 from .expiry import Expiry
+from .history import History
 from .lifecycle import Lifecycle, utcnow
+from .metrics import Metrics
 from .ports import Runtime, Store
+from .proxy import Proxy
 from .reconcile import Reconcile
+from .tenants import Tenants
 from .validation import Rules
 
 log = logging.getLogger(__name__)
@@ -47,12 +62,20 @@ class Deps:
     """`SqlStore.epoch`."""
     api_key: str | None = field(default=None, repr=False)
     """What clients must send; None: nothing, and then only programs on this machine are answered."""
+    tenants: Tenants | None = None
+    """Many keys instead of one, each seeing its own sandboxes."""
+    bounds: Bounds = DEFAULT
+    """How many sandboxes, and how many in the making."""
     loopback: bool = True
     """True when the server listens on loopback only."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call from a browser."""
     max_timeout: int | None = None
     """Longest `timeout` of a create, in seconds."""
+    public_host: str | None = None
+    """Name or address that clients elsewhere reach this server by; None: as they already do."""
+    page_sandbox: bool = True
+    """Whether pages of sandboxes that pass through this server are cut off from its origin."""
     grace: float = 5.0
     """Seconds that creates and deletes at work are given when the server stops."""
     clock: Callable[[], datetime] = utcnow
@@ -69,27 +92,43 @@ def create_app(deps: Deps) -> FastAPI:
     app.openapi = specification  # type: ignore[method-assign]
     app.include_router(health_routes())
     app.include_router(docs_routes())
-    sandboxes = sandbox_routes(parts.lifecycle)
-    app.include_router(sandboxes)
-    app.include_router(sandboxes, prefix="/v1")
+    for routes in (
+        sandbox_routes(parts.lifecycle, public_host=deps.public_host),
+        event_routes(parts.events),
+        execution_routes(Executions(deps.store, deps.runtime)),
+        diagnostic_routes(Diagnostics(deps.store, deps.runtime), deps.runtime.name),
+        history_routes(History(deps.store)),
+        runtime_routes(deps.runtime, parts.admission),
+    ):
+        app.include_router(routes)
+        app.include_router(routes, prefix="/v1")
+    app.include_router(server_metric_routes(parts.metrics, deps.store, parts.admission, parts.events))
     app.include_router(metric_routes(), prefix="/v1")
+    app.router.routes.append(parts.proxy)
     for prefix in ("", "/v1"):
         app.router.routes.extend(not_built_routes(prefix))
     register_handlers(app)
     # Added last is outermost: every answer, also a refusal, carries the request id.
-    app.add_middleware(Guard, rules=GuardRules(deps.api_key, deps.loopback, deps.cors_origins))
+    app.add_middleware(Guard, rules=GuardRules(deps.api_key, deps.loopback, deps.cors_origins, deps.tenants))
     with_cors(app, deps.cors_origins)
     app.add_middleware(UnhandledErrors)
-    app.add_middleware(RequestId)
+    app.add_middleware(RequestId, metrics=parts.metrics)
+    app.state.stopping = parts.events.stop
     return app
 
 
 class _Parts:
     def __init__(self, deps: Deps) -> None:
         self._deps = deps
+        self.metrics = Metrics(__version__)
+        self.events = Events(deps.store)
         self._background = Background(deps.grace)
-        self._expiry = Expiry(deps.store, deps.clock)
-        self._reconcile = Reconcile(store=deps.store, runtime=deps.runtime, epoch=deps.epoch, clock=deps.clock)
+        self._expiry = Expiry(deps.store, deps.clock, expired=self.metrics.expired.add)
+        self._reconcile = Reconcile(
+            store=deps.store, runtime=deps.runtime, epoch=deps.epoch, clock=deps.clock, told=self.metrics.found
+        )
+        self.admission = Admission(deps.store, deps.bounds)
+        self.proxy = ProxyRoute(Proxy(deps.store, deps.runtime), page_sandbox=deps.page_sandbox)
         machine = platform.machine()
         self.lifecycle = Lifecycle(
             store=deps.store,
@@ -100,6 +139,8 @@ class _Parts:
                 platform={"os": "linux", "arch": _ARCHITECTURES.get(machine, machine)},
                 max_timeout=deps.max_timeout,
             ),
+            admission=self.admission,
+            metrics=self.metrics,
             node=deps.node,
             epoch=deps.epoch,
             background=self._background,
@@ -114,6 +155,7 @@ class _Parts:
         remove = self.lifecycle.remove
         await self._deps.runtime.start()
         try:
+            await self.events.begin()
             found = await self._reconcile.once(remove)
             log.debug("reconcile: %s", found)
             app.state.found = found
@@ -123,10 +165,14 @@ class _Parts:
                 tasks.start_soon(self._reconcile.run, remove)
                 tasks.start_soon(self._reconcile.watch)
                 tasks.start_soon(self._expiry.run, remove)
+                tasks.start_soon(self.events.run)
+                if self._deps.tenants is not None:
+                    tasks.start_soon(self._deps.tenants.run)
                 try:
-                    async with self._background:
+                    async with self.proxy.open(), self._background:
                         yield
                 finally:
+                    self.events.stop()
                     tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):

@@ -59,13 +59,17 @@ class Background:
         group.cancel_scope.cancel()
         return await group.__aexit__(kind, error, trace)
 
-    async def finish(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run `work` to its end and answer what it answers; if the caller is cancelled, it goes on without it."""
+    async def finish(self, work: Callable[[], Awaitable[T]], *, done: Callable[[], None] = lambda: None) -> T:
+        """Run `work` to its end and answer what it answers; if the caller is cancelled, it goes on without it.
+
+        `done` is called when the work has ended, or cannot begin.
+        """
         if self._group is None:
+            done()
             raise unavailable("The server is stopping.", hint="Try again when it has started.")
         outcome: _Outcome[T] = _Outcome()
         self._running += 1
-        self._group.start_soon(self._run, work, outcome)
+        self._group.start_soon(self._run, work, outcome, done)
         try:
             await outcome.done.wait()
         except BaseException:
@@ -75,7 +79,7 @@ class Background:
             raise outcome.error
         return outcome.value  # type: ignore[return-value]
 
-    async def _run(self, work: Callable[[], Awaitable[T]], outcome: _Outcome[T]) -> None:
+    async def _run(self, work: Callable[[], Awaitable[T]], outcome: _Outcome[T], done: Callable[[], None]) -> None:
         try:
             outcome.value = await work()
         except anyio.get_cancelled_exc_class():
@@ -89,6 +93,7 @@ class Background:
             if not isinstance(error, Exception):
                 raise
         finally:
+            done()
             outcome.done.set()
             self._running -= 1
             if not self._running:

@@ -2,8 +2,8 @@
 """The configuration: the published TOML file plus `[local]`, as frozen models, read once in `__main__`.
 
 Three kinds of keys exist. Most are honoured. Some are published but mean nothing to this server (there is no execd
-image to pull): they are accepted, and a note says so. Some ask for a promise this server cannot keep yet (a tenant
-provider, a secure runtime): any value but their default is refused, because ignoring them would be a lie.
+image to pull): they are accepted, and a note says so. Some ask for a promise this server cannot keep yet (a shared
+database, a secure runtime): any value but their default is refused, because ignoring them would be a lie.
 
 >>> loaded = load(Path("sandbox.toml"), environ={})     # doctest: +SKIP
 >>> loaded.config.server.port                            # doctest: +SKIP
@@ -31,6 +31,7 @@ ENVIRONMENT_FILE = "SANDBOX_CONFIG_PATH"
 ENVIRONMENT_KEY = "OPENSANDBOX_SERVER_API_KEY"
 ENVIRONMENT_STATE = "OPENSANDBOX_STATE_DIR"
 ENVIRONMENT_INSECURE = "OPENSANDBOX_INSECURE_SERVER"
+ENVIRONMENT_TENANTS = "SANDBOX_TENANTS_CONFIG_PATH"
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,12 @@ class Server(_Part):
     """Host name or address that clients elsewhere reach this machine by; goes into endpoint answers."""
     max_sandbox_timeout_seconds: int | None = Field(default=None, ge=60)
     """Longest timeout a create may ask for; absent: no limit."""
+    max_sandboxes: int | None = Field(default=None, ge=1)
+    """Sandboxes there may be at once, ended ones not counted; absent: as many as the machine holds. More get 429."""
+    max_creating: int | None = Field(default=None, ge=1)
+    """Sandboxes made at the same time; absent: twice the processors, at least 4. Further creates wait their turn."""
+    max_waiting: int = Field(default=1000, ge=0)
+    """Creates that may wait for their turn; more get 429 with the time to come back."""
     state_dir: Path | None = None
     """Directory of the database, the key and the sandboxes' files; root's default is /var/lib/opensandbox."""
     cors_origins: tuple[str, ...] = ()
@@ -118,6 +125,8 @@ class Server(_Part):
 class Proxy(_Part):
     """How the server reaches sandboxes when a client asks it to forward."""
 
+    page_sandbox: bool = True
+    """Cut pages of sandboxes off from this server's origin; false lets them use an API without a key."""
     resolve_internal: Annotated[bool, Unused("sandboxes are reached by sockets, not by container addresses")] = True
     """Published; there is no internal address to prefer."""
 
@@ -130,6 +139,8 @@ class Log(_Part):
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
     """Least serious message that is written."""
+    format: Literal["json", "text"] | None = None
+    """How it is written to standard error: `json` or `text`, one line each. Default: text on a terminal, else JSON."""
     file_enabled: Annotated[bool, Unused(_LOG_FILE)] = False
     """Published; there is no log file of its own."""
     file_path: Annotated[str | None, Unused(_LOG_FILE)] = None
@@ -342,6 +353,26 @@ class Otel(_Part):
     """How often metrics are sent."""
 
 
+_HTTP_TENANTS = 'tenants from another server are not built yet; use provider = "file"'
+
+
+class Tenants(_Part):
+    """Several tenants on one server, each with keys of its own and seeing only its own sandboxes."""
+
+    provider: Literal["file", "http"] | None = None
+    """`file` reads ~/.opensandbox/tenants.toml (`[[tenants]]` with name, namespace and api_keys) and follows it."""
+    endpoint: Annotated[str | None, Unused(_HTTP_TENANTS)] = None
+    """Where the other server is."""
+    max_stale_seconds: Annotated[int, Unused(_HTTP_TENANTS)] = 300
+    """How long an answer of it may be used while it is away."""
+    timeout_seconds: Annotated[float, Unused(_HTTP_TENANTS)] = 5
+    """Seconds to wait for its answer."""
+    auth_header: Annotated[str | None, Unused(_HTTP_TENANTS)] = None
+    """Header that it asks for."""
+    auth_token: Annotated[SecretStr | None, Unused(_HTTP_TENANTS)] = None
+    """What goes into that header."""
+
+
 class Config(_Part):
     """The whole file."""
 
@@ -371,9 +402,7 @@ class Config(_Part):
     """A stronger engine under the sandboxes."""
     otel: Otel = Otel()
     """OpenTelemetry."""
-    tenants: Annotated[
-        dict[str, Any], Unbuilt("tenants are not built yet and one key would see every sandbox; leave it away")
-    ] = Field(default_factory=dict)
+    tenants: Tenants = Tenants()
     """Several tenants on one server."""
     kubernetes: Annotated[dict[str, Any], Unused("only the kubernetes runtime reads it")] = Field(default_factory=dict)
     """The kubernetes runtime."""
@@ -392,6 +421,12 @@ class Loaded:
     """The file that was read; None when there was none."""
     notes: tuple[str, ...]
     """What was accepted and does nothing, one sentence each."""
+
+
+def tenants_file(environ: Mapping[str, str] = os.environ, home: Path | None = None) -> Path:
+    """Where the published server keeps its list of tenants."""
+    named = environ.get(ENVIRONMENT_TENANTS)
+    return Path(named).expanduser() if named else (home or Path.home()) / ".opensandbox" / "tenants.toml"
 
 
 def load(
@@ -421,6 +456,7 @@ def load(
             "Correct the file; docs/configuration.md lists every key." if file else "",
         ) from None
     _refuse_unbuilt(config, file)
+    _refuse_two_kinds_of_keys(config)
     _refuse_open_server(config, environ)
     return Loaded(config, file, tuple(_notes(config)))
 
@@ -460,7 +496,7 @@ def _describe(file: Path | None, detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
         return f"{prefix}{where} is not known{_nearest(sections, key)}."
     message = str(detail["msg"]).removeprefix("Value error, ")
-    shown = "" if key in ("api_key", "dsn", "authorization") else f" (it is {detail['input']!r})"
+    shown = "" if key in ("api_key", "dsn", "authorization", "auth_token") else f" (it is {detail['input']!r})"
     return f"{prefix}{where}: {message[0].lower()}{message[1:]}{shown}."
 
 
@@ -519,6 +555,19 @@ def _refuse_unbuilt(config: Config, file: Path | None) -> None:
             raise CannotStart(f"{prefix}{name} cannot be honoured.", f"{mark.why[0].upper()}{mark.why[1:]}.")
 
 
+def _refuse_two_kinds_of_keys(config: Config) -> None:
+    provider = config.tenants.provider
+    if provider is None and "tenants" in config.model_fields_set:
+        raise CannotStart("[tenants] names no provider.", 'Write provider = "file", or leave [tenants] away.')
+    if provider == "http":
+        raise CannotStart('[tenants] provider = "http" cannot be honoured.', f"{_HTTP_TENANTS.capitalize()}.")
+    if provider is not None and config.server.api_key is not None:
+        raise CannotStart(
+            "[server] api_key and [tenants] exclude each other: the key would belong to no tenant.",
+            f"Leave api_key and {ENVIRONMENT_KEY} away, and give each tenant its keys in the file of tenants.",
+        )
+
+
 def _refuse_open_server(config: Config, environ: Mapping[str, str]) -> None:
     """Anyone who reaches a server without a key may run programs on this machine."""
     key = config.server.api_key
@@ -526,7 +575,12 @@ def _refuse_open_server(config: Config, environ: Mapping[str, str]) -> None:
         raise CannotStart(
             "[server] api_key is empty.", "Give a key, or leave it away to listen on loopback without one."
         )
-    if config.server.loopback or key is not None or environ.get(ENVIRONMENT_INSECURE) == "YES":
+    if (
+        config.server.loopback
+        or key is not None
+        or config.tenants.provider is not None
+        or environ.get(ENVIRONMENT_INSECURE) == "YES"
+    ):
         return
     raise CannotStart(
         f"Listening on {config.server.host} without an API key would let anyone who reaches it run programs here.",

@@ -36,6 +36,7 @@ class OpenSandboxError(Exception):
         hint: str | None = None,
         details: dict[str, Any] | None = None,
         violations: Sequence[dict[str, Any]] = (),
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -44,6 +45,8 @@ class OpenSandboxError(Exception):
         self.details = details
         self.violations = violations
         """Schema violations, shaped as published; only a body or query of the wrong shape has them."""
+        self.retry_after = retry_after
+        """Seconds after which it is worth trying again, if that can be told."""
 
     @property
     def kind(self) -> str:

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 LONGEST_SLEEP = 30.0
 HISTORY = timedelta(days=7)
+KEYS = timedelta(hours=24)
+"""How long an Idempotency-Key gives the sandbox that was made for it."""
 _AT_ONCE = 8
 
 
@@ -38,8 +40,12 @@ class Expiry:
     >>> expiry.wake(sandbox.expires_at)                     # doctest: +SKIP
     """
 
-    def __init__(self, store: Store, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, store: Store, clock: Callable[[], datetime], *, expired: Callable[[], None] = lambda: None
+    ) -> None:
+        """`expired` is called for each that was ended."""
         self._store = store
+        self._expired = expired
         self._clock = clock
         self._woken = anyio.Event()
         self._planned: datetime | None = None
@@ -84,7 +90,8 @@ class Expiry:
             async with limit:
                 try:
                     # Asked again about the row as it is then: a renewal may have been faster.
-                    await remove(sandbox_id, event="expired", wanted=self._is_due)
+                    if await remove(sandbox_id, event="expired", wanted=self._is_due):
+                        self._expired()
                 except Exception as error:
                     failed += 1
                     log.warning("sandbox %s has expired and could not be ended yet: %s", sandbox_id, error)
@@ -101,4 +108,5 @@ class Expiry:
         now = self._clock()
         if self._forgot is None or now - self._forgot > timedelta(hours=1):
             await self._store.forget_events(now - HISTORY)
+            await self._store.forget_keys(now - KEYS)
             self._forgot = now

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from urllib.parse import parse_qsl
 
 from .errors import Code, OpenSandboxError
@@ -14,17 +14,40 @@ RESERVED_PREFIX = "opensandbox.io/"
 _NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _MOST_FILTERS = 64
+MOST_KEYS = 256
+
+
+def merge(metadata: Mapping[str, str], patch: Mapping[str, str | None]) -> dict[str, str]:
+    """JSON merge patch: null removes a key, other values set it, what is not named stays.
+
+    >>> merge({"a": "1", "b": "2"}, {"a": None, "c": "3"})
+    {'b': '2', 'c': '3'}
+    """
+    _check_number(patch)
+    check_keys(patch)
+    named = {key: value for key, value in patch.items() if value is not None}
+    check(named)
+    merged = {key: value for key, value in metadata.items() if key not in patch} | named
+    _check_number(merged)
+    return merged
 
 
 def check(metadata: Mapping[str, str]) -> None:
-    """Refuse keys and values that are not labels, and keys that belong to the platform."""
+    """Refuse keys and values that are not labels, keys that belong to the platform, and too many of them."""
+    _check_number(metadata)
+    check_keys(metadata)
     for key, value in metadata.items():
+        if not is_value(value):
+            raise _refusal(f"The metadata value {value[:64]!r} of {key!r} is not a label value.")
+
+
+def check_keys(keys: Iterable[str]) -> None:
+    """Refuse what cannot be a key of metadata, also of metadata that is to be removed."""
+    for key in keys:
         if key.startswith(RESERVED_PREFIX):
             raise _refusal(f"The metadata key {key[:64]!r} is reserved: {RESERVED_PREFIX} belongs to the platform.")
         if not is_key(key):
             raise _refusal(f"The metadata key {key[:64]!r} is not a label key.")
-        if not is_value(value):
-            raise _refusal(f"The metadata value {value[:64]!r} of {key!r} is not a label value.")
 
 
 def is_key(key: str) -> bool:
@@ -62,6 +85,11 @@ def parse_filter(text: str) -> dict[str, str]:
     if len(wanted) != len(set(pairs)) or "" in wanted:
         raise _malformed(text)
     return wanted
+
+
+def _check_number(metadata: Mapping[str, str | None]) -> None:
+    if len(metadata) > MOST_KEYS:
+        raise _refusal(f"{len(metadata)} metadata keys are more than the {MOST_KEYS} a sandbox may have.")
 
 
 def _refusal(message: str) -> OpenSandboxError:

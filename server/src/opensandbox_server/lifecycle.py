@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a sandbox, as clients ask for it: create, get, list, delete, renew, endpoint.
+"""The life of a sandbox, as clients ask for it: create, get, list, delete, renew, metadata, endpoint.
 
 Two rules hold everywhere. A change is a compare-and-set on the row: who loses looks again. And what was begun is
 ended: a create or a delete runs on in the background when its client disconnects, so a create whose answer nobody
@@ -11,17 +11,21 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 
 import anyio
 
+from . import context, history, labels, proxy
 from .access import EXECD_PORT, Access
+from .admission import Admission
 from .background import Background
-from .errors import Code, OpenSandboxError, not_found, unsupported_field
-from .ports import LaunchSpec, Page, Report, Runtime, Store
+from .errors import Code, OpenSandboxError, invalid, not_found, unsupported_field
+from .idempotency import Idempotency, Key
+from .metrics import Metrics
+from .ports import KeyedCreate, LaunchSpec, Page, Report, Runtime, Store
 from .sandbox import ENDED, Sandbox, SandboxState
 from .validation import Rules, Wish, validate
 from .wire.lifecycle import CreateSandboxRequest
@@ -43,9 +47,11 @@ class Created:
 
     sandbox: Sandbox
     timings: dict[str, float]
-    """Milliseconds of each stage, in order."""
+    """Milliseconds of each stage, in order; empty when it was made long ago."""
     endpoints: dict[str, Endpoint]
     warnings: tuple[str, ...]
+    replayed: bool = False
+    """An earlier request with the same Idempotency-Key made it."""
 
 
 class Stopwatch:
@@ -78,6 +84,8 @@ class Lifecycle:
         runtime: Runtime,
         access: Access,
         rules: Rules,
+        admission: Admission,
+        metrics: Metrics | None = None,
         node: str,
         epoch: int,
         background: Background,
@@ -90,6 +98,8 @@ class Lifecycle:
         self._runtime = runtime
         self._access = access
         self._rules = rules
+        self._admission = admission
+        self._metrics = metrics or Metrics("")
         self._node = node
         self._epoch = epoch
         self._background = background
@@ -99,38 +109,92 @@ class Lifecycle:
         self._start_timeout = start_timeout
         self._removing: set[str] = set()
         self._deadlines = anyio.Lock()
+        self._idempotency: Idempotency[Created] = Idempotency(
+            store=store, background=background, clock=clock, remove=self.remove, recall=self._recall
+        )
 
     # -- create ----------------------------------------------------------------------------------------------------
 
-    async def create(self, tenant: str, request: CreateSandboxRequest, *, request_id: str | None = None) -> Created:
-        """Make a sandbox; when this answers, its first command works (or its entry point has already ended)."""
+    async def create(
+        self,
+        tenant: str,
+        request: CreateSandboxRequest,
+        *,
+        key: Key | None = None,
+        client_left: Callable[[], Awaitable[None]] | None = None,
+        request_id: str | None = None,
+    ) -> Created:
+        """Make a sandbox; when this answers, its first command works (or its entry point has already ended).
+
+        With a `key` it is made once, however often it is asked for. `client_left` returns when nobody waits for the
+        answer any more; a create whose turn has not come by then raises `admission.ClientLeft`.
+        """
+        make = partial(self._counted, partial(self._create, tenant, request, key, client_left, request_id))
+        if key is None:
+            return await make()
+        created, replayed = await self._idempotency.once(key, make)
+        return replace(created, replayed=replayed)
+
+    async def _counted(self, create: Callable[[], Awaitable[Created]]) -> Created:
+        """A create, and a figure of how it went."""
+        with self._metrics.creating() as timings:
+            created = await create()
+            timings.update(created.timings)
+        return created
+
+    async def _create(
+        self,
+        tenant: str,
+        request: CreateSandboxRequest,
+        key: Key | None,
+        client_left: Callable[[], Awaitable[None]] | None,
+        request_id: str | None,
+    ) -> Created:
+        """Validate and admit. From then on it is finished, whether or not somebody waits for it."""
         watch = Stopwatch()
         now = self._clock()
         wish = validate(request, self._rules, now)
         sandbox = self._pending(tenant, wish, now)
-        spec = self._plan(sandbox, request_id)
-        await self._runtime.check(spec)
+        await self._runtime.check(self._plan(sandbox, request_id))
         watch.lap("validate")
-        return await self._background.finish(partial(self._make, sandbox, spec, wish.warnings, watch))
+        turn = await self._admission.enter(client_left)
+        sandbox = _admitted(sandbox, self._clock())
+        watch.lap("admit")
+        return await self._background.finish(
+            partial(self._make, sandbox, request_id, key, wish.warnings, watch), done=turn.end
+        )
 
-    async def _make(self, pending: Sandbox, spec: LaunchSpec, warnings: tuple[str, ...], watch: Stopwatch) -> Created:
-        await self._store.insert(pending)
+    async def _make(
+        self,
+        pending: Sandbox,
+        request_id: str | None,
+        key: Key | None,
+        warnings: tuple[str, ...],
+        watch: Stopwatch,
+    ) -> Created:
+        """Reserve, plan, apply until it is ready, publish; or undo all of it."""
+        context.sandbox_id.set(pending.id)
+        keyed = KeyedCreate(key.tenant, key.text, key.body, pending.id, pending.created_at) if key else None
+        await self._reserve(pending, keyed)
         watch.lap("reserve")
         try:
-            report = await self._apply(spec)
+            report = await self._apply(self._plan(pending, request_id))
             watch.lap("launch")
-            sandbox = await self._publish(pending, report)
+            warnings += report.warnings
+            sandbox = await self._publish(pending, report, replace(keyed, warnings=warnings) if keyed else None)
         except BaseException as error:
             await self._undo(pending, error)
             raise
         watch.stages.update({f"launch.{stage}": taken for stage, taken in report.timings.items()})
         watch.lap("publish")
-        return Created(
-            sandbox=sandbox,
-            timings=watch.total(),
-            endpoints={str(EXECD_PORT): self._endpoint(sandbox, EXECD_PORT)},
-            warnings=warnings + report.warnings,
-        )
+        return self._answer(sandbox, watch.total(), warnings)
+
+    def _answer(self, sandbox: Sandbox, timings: dict[str, float], warnings: tuple[str, ...]) -> Created:
+        endpoints = {str(EXECD_PORT): self._endpoint(sandbox, EXECD_PORT)}
+        return Created(sandbox=sandbox, timings=timings, endpoints=endpoints, warnings=warnings)
+
+    def _recall(self, sandbox: Sandbox, keyed: KeyedCreate) -> Created:
+        return self._answer(sandbox, {}, keyed.warnings or ())
 
     def _pending(self, tenant: str, wish: Wish, now: datetime) -> Sandbox:
         return Sandbox(
@@ -165,6 +229,11 @@ class Lifecycle:
             request_id=request_id,
         )
 
+    async def _reserve(self, pending: Sandbox, keyed: KeyedCreate | None) -> None:
+        most = self._admission.most_sandboxes
+        if not await self._store.insert(pending, at_most=most, keyed=keyed) and most is not None:
+            raise self._admission.refusal(f"There are {most} sandboxes, and this server allows no more.", most)
+
     async def _apply(self, spec: LaunchSpec) -> Report:
         try:
             with anyio.fail_after(self._start_timeout):
@@ -174,7 +243,7 @@ class Lifecycle:
                 Code.SANDBOX_START_TIMEOUT, f"The sandbox was not ready within {self._start_timeout:.0f} seconds."
             ) from None
 
-    async def _publish(self, row: Sandbox, report: Report) -> Sandbox:
+    async def _publish(self, row: Sandbox, report: Report, keyed: KeyedCreate | None) -> Sandbox:
         """Tell the world. Somebody may have found the Pending row meanwhile: renewed, deleted it, or seen it end."""
         pending = row
         while True:
@@ -188,7 +257,7 @@ class Lifecycle:
             else:
                 after = seen.to(SandboxState.RUNNING, self._clock(), reason="RUNNING", message="The sandbox is ready.")
                 event = "running"
-            if await self._store.replace(row, after, event=event):
+            if await self._store.replace(row, after, event=event, keyed=keyed):
                 break
             found = await self._store.find(row.id)
             if found is None:
@@ -276,10 +345,11 @@ class Lifecycle:
                     return False
                 if row.state is SandboxState.STOPPING:
                     break
-                if await self._store.replace(row, row.to(SandboxState.STOPPING, self._clock()), event=event):
+                if await self._store.replace(row, history.stopping(row, event, self._clock()), event=event):
                     break
-            await self._runtime.delete(sandbox_id)
-            return await self._store.delete(sandbox_id)
+            remains = await self._runtime.delete(sandbox_id)
+            entry = await history.entry_of(row, event, remains, self._clock())
+            return await self._store.delete(sandbox_id, entry=entry)
         except BaseException:
             self._wake_reconcile()
             raise
@@ -298,18 +368,15 @@ class Lifecycle:
             raise OpenSandboxError(Code.SANDBOX_INVALID_EXPIRATION, "expiresAt reaches beyond the calendar.") from None
         if expires_at <= self._clock():
             raise OpenSandboxError(Code.SANDBOX_INVALID_EXPIRATION, "expiresAt is not in the future.")
-        while True:
-            row = await self.get(tenant, sandbox_id)
-            if row.state is SandboxState.STOPPING:
-                raise not_found(sandbox_id)
+
+        def renewed(row: Sandbox) -> Sandbox:
             if row.expires_at is None:
                 raise OpenSandboxError(
                     Code.SANDBOX_NO_EXPIRATION, f"Sandbox {sandbox_id} does not have automatic expiration enabled."
                 )
-            if await self._store.replace(
-                row, replace(row, expires_at=expires_at, version=row.version + 1), event="renewed"
-            ):
-                break
+            return replace(row, expires_at=expires_at, version=row.version + 1)
+
+        row = await self._change(tenant, sandbox_id, renewed, event="renewed")
         self._wake_expiry(expires_at)
         if row.state is SandboxState.RUNNING:
             await self._send_deadline(sandbox_id)
@@ -328,25 +395,48 @@ class Lifecycle:
                 log.warning("the deadline of sandbox %s could not be passed on: %s", sandbox_id, error)
                 self._wake_reconcile()
 
+    # -- metadata --------------------------------------------------------------------------------------------------
+
+    async def patch_metadata(self, tenant: str, sandbox_id: str, patch: Mapping[str, str | None]) -> Sandbox:
+        """JSON merge patch: null removes a key, others stay. Ended sandboxes may be labelled too."""
+
+        def patched(row: Sandbox) -> Sandbox:
+            merged = labels.merge(row.metadata, patch)
+            return row if merged == row.metadata else replace(row, metadata=merged, version=row.version + 1)
+
+        return await self._change(tenant, sandbox_id, patched, event="metadata changed")
+
+    async def _change(
+        self, tenant: str, sandbox_id: str, change: Callable[[Sandbox], Sandbox], *, event: str
+    ) -> Sandbox:
+        """Compare and set until nobody was faster; the row as it is then. One on its way out counts as gone."""
+        while True:
+            row = await self.get(tenant, sandbox_id)
+            if row.state is SandboxState.STOPPING:
+                raise not_found(sandbox_id)
+            after = change(row)
+            if after is row or await self._store.replace(row, after, event=event):
+                return after
+
     # -- endpoint --------------------------------------------------------------------------------------------------
 
     async def endpoint(
-        self, tenant: str, sandbox_id: str, port: int, *, use_server_proxy: bool = False, expires: int | None = None
+        self, tenant: str, sandbox_id: str, port: int, *, through: str | None = None, expires: int | None = None
     ) -> Endpoint:
-        """Where clients reach a port. Neither checks that the sandbox still runs nor that something listens."""
+        """Where clients reach a port. Neither checks that the sandbox still runs nor that something listens.
+
+        `through` is this server as the client sees it, when it asks to be forwarded by it.
+        """
         if not 1 <= port <= 65535:
             raise OpenSandboxError(Code.SANDBOX_INVALID_PORT, "There is no such port.")
+        if through is not None and expires is not None:
+            raise invalid("use_server_proxy and expires exclude each other.", hint="Only ingress has signed routes.")
         if expires is not None:
             raise unsupported_field(
                 self._runtime.name, "expires", hint="Signed routes are not there yet; leave it out."
             )
-        if use_server_proxy:
-            raise unsupported_field(
-                self._runtime.name,
-                "use_server_proxy",
-                hint="Leave it out; the endpoint it then gives goes through ingress.",
-            )
-        return self._endpoint(await self.get(tenant, sandbox_id), port)
+        direct = self._endpoint(await self.get(tenant, sandbox_id), port)
+        return direct if through is None else replace(direct, endpoint=f"{through}/{proxy.path_of(sandbox_id, port)}")
 
     def _endpoint(self, sandbox: Sandbox, port: int) -> Endpoint:
         return Endpoint(
@@ -360,6 +450,15 @@ class Lifecycle:
         except OpenSandboxError as error:
             # It will be told again, and acknowledged then.
             log.info("the end of sandbox %s is stored but not acknowledged yet: %s", sandbox_id, error)
+
+
+def _admitted(sandbox: Sandbox, now: datetime) -> Sandbox:
+    """Its time begins when its turn has come, however long it waited for that."""
+    try:
+        expires_at = sandbox.expires_at and sandbox.expires_at + (now - sandbox.created_at)
+    except OverflowError:
+        expires_at = sandbox.expires_at  # at the end of the calendar
+    return replace(sandbox, created_at=now, changed_at=now, expires_at=expires_at)
 
 
 def _deleted_meanwhile(sandbox_id: str) -> OpenSandboxError:

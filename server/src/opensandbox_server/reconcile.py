@@ -48,7 +48,17 @@ class Findings:
 class Reconcile:
     """Compares store and runtime and acts both ways."""
 
-    def __init__(self, *, store: Store, runtime: Runtime, epoch: int, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        runtime: Runtime,
+        epoch: int,
+        clock: Callable[[], datetime],
+        told: Callable[[dict[str, int]], None] = lambda found: None,
+    ) -> None:
+        """`told` hears what each pass found."""
+        self._told = told
         self._store = store
         self._runtime = runtime
         self._epoch = epoch
@@ -104,6 +114,7 @@ class Reconcile:
             await self._guarded(found, sandbox_id, self._orphan(found, sandbox_id))
         for row in rows.values():
             await self._guarded(found, row.id, self._row(found, remove, row, reports.get(row.id), deadlines))
+        self._told(vars(found))
         return found
 
     async def report(self, report: Report) -> None:

@@ -198,6 +198,8 @@ class Stop:
         self.asked = False
         self.now = False
         """Asked twice by Ctrl-C: requests in flight are not waited for."""
+        self.first: Callable[[], None] = lambda: None
+        """What ends by itself when it is told: streams that would otherwise be waited for."""
         self.then: Callable[[], None] = lambda: None
 
     def listen(self) -> None:
@@ -209,6 +211,7 @@ class Stop:
     def _heard(self, number: int) -> None:
         self.now = self.asked and number == signal.SIGINT
         self.asked = True
+        self.first()
         self.then()
 
 
@@ -216,7 +219,10 @@ async def serve(
     app: ASGIApp, sockets: list[socket.socket], settings: Server, stop: Stop, ready: Callable[[], None]
 ) -> None:
     """Answer requests until `stop`; `ready` is called once when they are answered. The lifespan is the caller's."""
-    import uvicorn  # here, because `down` and every refusal should not wait for it
+    # Here, because `down` and every refusal should not wait for them.
+    import uvicorn
+
+    from .api.proxy import LARGEST_MESSAGE, READ_SECONDS
 
     class Listener(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -237,7 +243,11 @@ async def serve(
             app,
             loop="none",
             http="httptools",
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=LARGEST_MESSAGE,
+            # Long, because a client whose messages wait for a slow program is not heard meanwhile.
+            ws_ping_timeout=READ_SECONDS,
+            ws_per_message_deflate=False,  # what a program sends is not ours to pack
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -74,7 +74,8 @@ def error_answer(error: OpenSandboxError, **extra: Any) -> Response:
         content["requestId"] = identity
     if error.violations:
         content["detail"] = list(error.violations)
-    return answer({**content, **extra}, error.status)
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
+    return answer({**content, **extra}, error.status, headers)
 
 
 def register_handlers(app: FastAPI) -> None:

@@ -17,26 +17,14 @@ from opensandbox_server.errors import Code, OpenSandboxError
 
 _SANDBOX = "/sandboxes/{sandbox_id}"
 _REFUSED = Code.SANDBOX_API_NOT_SUPPORTED
-_ANY = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 TABLE: tuple[tuple[tuple[str, ...], str, str, Code], ...] = (
     (("POST",), f"{_SANDBOX}/pause", "Pausing a sandbox", _REFUSED),
     (("POST",), f"{_SANDBOX}/resume", "Resuming a sandbox", _REFUSED),
-    (("PATCH",), f"{_SANDBOX}/metadata", "Changing metadata", _REFUSED),
     (("POST",), f"{_SANDBOX}/snapshots", "Taking a snapshot", _REFUSED),
     (("GET",), "/snapshots", "Listing snapshots", _REFUSED),
     (("GET", "DELETE"), "/snapshots/{snapshot_id}", "Asking for a snapshot", _REFUSED),
-    (("GET",), f"{_SANDBOX}/diagnostics/{{kind}}", "Diagnosis of a sandbox", _REFUSED),
-    (("GET",), f"{_SANDBOX}/events", "The history of a sandbox", _REFUSED),
-    (("GET",), f"{_SANDBOX}/history", "The history of a sandbox", _REFUSED),
     (("GET", "POST", "PUT", "PATCH", "DELETE"), f"{_SANDBOX}/networkpolicy", "A network policy", _REFUSED),
-    (_ANY, f"{_SANDBOX}/proxy/{{port}}", "The proxy to a sandbox's ports", _REFUSED),
-    (
-        _ANY,
-        f"{_SANDBOX}/proxy/{{port}}/{{rest:path}}",
-        "The proxy to a sandbox's ports",
-        _REFUSED,
-    ),
     (("GET", "POST"), "/pools", "A pool of sandboxes", Code.POOL_NOT_SUPPORTED),
     (("GET", "PUT", "PATCH", "DELETE"), "/pools/{name}", "A pool of sandboxes", Code.POOL_NOT_SUPPORTED),
     (("GET", "POST"), "/templates", "A template", Code.TEMPLATE_NOT_SUPPORTED),

@@ -77,6 +77,56 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX sandbox_events_of ON sandbox_events (sandbox_id, seq)",
         "CREATE INDEX sandbox_events_age ON sandbox_events (at)",
     ),
+    # 2: keys that make a create repeatable, and counting those that live
+    (
+        # A key outlives its sandbox, so there is no reference to it. Without an answer the create is at work or failed.
+        """CREATE TABLE idempotency_keys (
+            tenant TEXT NOT NULL,
+            key TEXT NOT NULL,
+            body TEXT NOT NULL,
+            sandbox_id TEXT NOT NULL,
+            created_at BIGINT NOT NULL,
+            answer TEXT,
+            PRIMARY KEY (tenant, key)
+        )""",
+        "CREATE INDEX idempotency_keys_age ON idempotency_keys (created_at)",
+        "CREATE INDEX sandboxes_alive ON sandboxes (node, runtime) WHERE state NOT IN ('Terminated', 'Failed')",
+    ),
+    # 3: sandboxes that are gone
+    (
+        """CREATE TABLE history (
+            sandbox_id TEXT NOT NULL PRIMARY KEY,
+            tenant TEXT NOT NULL,
+            node TEXT NOT NULL,
+            runtime TEXT NOT NULL,
+            image TEXT NOT NULL,
+            entrypoint TEXT NOT NULL,
+            metadata TEXT NOT NULL,
+            created_at BIGINT NOT NULL,
+            gone_at BIGINT NOT NULL,
+            reason TEXT NOT NULL,
+            ending TEXT NOT NULL,
+            executions BIGINT NOT NULL,
+            size BIGINT NOT NULL
+        )""",
+        "CREATE INDEX history_newest ON history (tenant, gone_at, sandbox_id)",
+        "CREATE INDEX history_by_reason ON history (tenant, reason, gone_at, sandbox_id)",
+        "CREATE INDEX history_age ON history (gone_at, size)",
+        # The long texts apart, so that a list never reads them.
+        """CREATE TABLE history_texts (
+            sandbox_id TEXT NOT NULL PRIMARY KEY REFERENCES history (sandbox_id) ON DELETE CASCADE,
+            output TEXT NOT NULL,
+            journal TEXT NOT NULL
+        )""",
+        """CREATE TABLE history_metadata (
+            sandbox_id TEXT NOT NULL REFERENCES history (sandbox_id) ON DELETE CASCADE,
+            key TEXT NOT NULL,
+            value TEXT NOT NULL,
+            PRIMARY KEY (sandbox_id, key)
+        )""",
+        "CREATE INDEX history_metadata_pairs ON history_metadata (key, value, sandbox_id)",
+        "CREATE INDEX sandbox_events_by_tenant ON sandbox_events (tenant, seq)",
+    ),
 )
 
 NEWEST = len(STEPS)

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from opensandbox_server.ports import HistoryEntry, SandboxEvent
 from opensandbox_server.sandbox import End, EndReason, Limits, Sandbox, SandboxState
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -111,15 +112,54 @@ def event_row(sandbox: Sandbox, event: str, at: int) -> dict[str, Any]:
     }
 
 
-class Event(NamedTuple):
-    """One thing that happened to a sandbox."""
+def to_event(seq: int, values: Any) -> SandboxEvent:
+    """A row of `sandbox_events`, as a mapping."""
+    return SandboxEvent(
+        seq=seq,
+        sandbox_id=values["sandbox_id"],
+        tenant=values["tenant"],
+        at=moment(values["at"]),
+        event=values["event"],
+        state=SandboxState(values["state"]),
+        version=values["version"],
+        reason=values["reason"],
+        message=values["message"],
+    )
 
-    at: datetime
-    event: str
-    state: SandboxState
-    version: int
-    reason: str | None
-    message: str | None
+
+def history_row(entry: HistoryEntry, home: dict[str, Any]) -> dict[str, Any]:
+    """All columns of `history`."""
+    return {
+        **home,
+        "sandbox_id": entry.id,
+        "tenant": entry.tenant,
+        "image": entry.image,
+        "entrypoint": _json(entry.entrypoint),
+        "metadata": _json(entry.metadata),
+        "created_at": micros(entry.created_at),
+        "gone_at": micros(entry.gone_at),
+        "reason": entry.end.reason.value,
+        "ending": _ending(entry.end),
+        "executions": entry.executions,
+        "size": len(entry.output) + len(entry.journal),
+    }
+
+
+def from_history(row: Any, output: str = "", journal: str = "") -> HistoryEntry:
+    """A row of `history`, all columns."""
+    return HistoryEntry(
+        id=row.sandbox_id,
+        tenant=row.tenant,
+        image=row.image,
+        entrypoint=tuple(from_json(row.entrypoint)),
+        metadata=from_json(row.metadata),
+        created_at=moment(row.created_at),
+        gone_at=moment(row.gone_at),
+        end=_end(row.ending),
+        executions=row.executions,
+        output=output,
+        journal=journal,
+    )
 
 
 def _json(value: Any) -> str:

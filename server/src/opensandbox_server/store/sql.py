@@ -10,10 +10,12 @@ this process queue for one connection that stays open, and readers, which WAL ne
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,11 +27,13 @@ from sqlalchemy import URL, Connection, Engine, Select, bindparam, create_engine
 from sqlalchemy.exc import DatabaseError
 
 from opensandbox_server.errors import CannotStart
-from opensandbox_server.ports import Page
-from opensandbox_server.sandbox import Sandbox, SandboxState
+from opensandbox_server.ports import HistoryEntry, HistoryPage, KeyedCreate, Page, SandboxEvent
+from opensandbox_server.sandbox import EndReason, Sandbox, SandboxState
 
+from . import history, idempotency
 from .migrations import migrate
-from .rows import Event, changing, event_row, from_row, micros, moment, to_row
+from .page import paged, with_metadata
+from .rows import changing, event_row, from_row, micros, moment, to_event, to_row
 from .tables import instance as instances
 from .tables import sandbox_events, sandbox_metadata, sandboxes
 
@@ -37,7 +41,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _READERS = 4
-_LARGEST_OFFSET = 1 << 40
 _NEWEST_FIRST = (sandboxes.c.created_at.desc(), sandboxes.c.id.desc())
 
 # Built once: SQLAlchemy then compiles each of them once.
@@ -58,6 +61,22 @@ _WAITING = (
 )
 _DUE = select(sandboxes).where(*_WAITING, sandboxes.c.expires_at <= bindparam("now")).order_by(sandboxes.c.expires_at)
 _NEXT = select(func.min(sandboxes.c.expires_at)).where(*_WAITING)
+_LAST_EVENT = select(func.max(sandbox_events.c.seq))
+_COUNTS = (
+    select(sandboxes.c.state, func.count())
+    .where(sandboxes.c.node == bindparam("node"), sandboxes.c.runtime == bindparam("runtime"))
+    .group_by(sandboxes.c.state)
+)
+# Written as the index is, or it would not be used.
+_ALIVE = (
+    select(func.count())
+    .select_from(sandboxes)
+    .where(
+        sandboxes.c.node == bindparam("node"),
+        sandboxes.c.runtime == bindparam("runtime"),
+        text("state NOT IN ('Terminated', 'Failed')"),
+    )
+)
 
 
 class SqlStore:
@@ -72,6 +91,8 @@ class SqlStore:
         self._write_turn = anyio.CapacityLimiter(1)
         self._read_turn = anyio.CapacityLimiter(_READERS)
         self._mine = {"node": node, "runtime": runtime}
+        self._heard: Callable[[SandboxEvent], None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.instance = instance
         """The id of the installation that this database belongs to."""
         self.epoch = epoch
@@ -79,19 +100,22 @@ class SqlStore:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    async def insert(self, sandbox: Sandbox) -> None:
-        await self._write(_insert, sandbox)
+    async def insert(self, sandbox: Sandbox, *, at_most: int | None = None, keyed: KeyedCreate | None = None) -> bool:
+        return await self._write(_insert, sandbox, at_most, keyed)
 
-    async def replace(self, old: Sandbox, new: Sandbox, *, event: str) -> bool:
+    async def replace(self, old: Sandbox, new: Sandbox, *, event: str, keyed: KeyedCreate | None = None) -> bool:
         if new.version != old.version + 1:
             raise ValueError("a change takes the version one further")
-        return await self._write(_replace, old, new, event)
+        return await self._write(_replace, old, new, event, keyed)
 
-    async def delete(self, sandbox_id: str) -> bool:
-        return await self._write(_delete, {**self._mine, "id": sandbox_id})
+    async def delete(self, sandbox_id: str, *, entry: HistoryEntry | None = None) -> bool:
+        return await self._write(_delete, {**self._mine, "id": sandbox_id}, entry)
 
     async def forget_events(self, before: datetime) -> int:
         return await self._write(_forget, micros(before))
+
+    async def forget_keys(self, before: datetime) -> int:
+        return await self._write(idempotency.forget, micros(before))
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -112,6 +136,12 @@ class SqlStore:
     ) -> Page:
         return await self._read(_page, _matching(tenant, states, metadata or {}), page, page_size)
 
+    async def alive(self) -> int:
+        return int(await self._read(_scalar, _ALIVE, self._mine))
+
+    async def keyed(self, tenant: str, key: str) -> KeyedCreate | None:
+        return await self._read(idempotency.find, tenant, key)
+
     async def due(self, now: datetime) -> tuple[Sandbox, ...]:
         return await self._read(_all, _DUE, {**self._mine, "now": micros(now)})
 
@@ -122,19 +152,57 @@ class SqlStore:
     async def mine(self) -> tuple[Sandbox, ...]:
         return await self._read(_all, _MINE, self._mine)
 
-    async def events(self, sandbox_id: str) -> tuple[Event, ...]:
-        """What happened to a sandbox, oldest first; also after it is gone."""
-        return await self._read(_events, sandbox_id)
+    async def counts(self) -> dict[str, int]:
+        return await self._read(_counts, self._mine)
+
+    async def events(self, sandbox_id: str) -> tuple[SandboxEvent, ...]:
+        return await self._read(_events, 0, None, sandbox_id, None)
+
+    async def events_after(
+        self, seq: int, *, tenant: str | None = None, sandbox_id: str | None = None, most: int = 500
+    ) -> tuple[SandboxEvent, ...]:
+        return await self._read(_events, seq, tenant, sandbox_id, most)
+
+    async def last_event(self) -> int:
+        return int(await self._read(_scalar, _LAST_EVENT, {}) or 0)
+
+    async def history(
+        self,
+        tenant: str,
+        *,
+        reasons: frozenset[EndReason] = frozenset(),
+        metadata: dict[str, str] | None = None,
+        page: int = 1,
+        page_size: int = 20,
+    ) -> HistoryPage:
+        return await self._read(history.listed, history.matching(tenant, reasons, metadata or {}), page, page_size)
+
+    async def departed(self, tenant: str, sandbox_id: str) -> HistoryEntry | None:
+        return await self._read(history.one, tenant, sandbox_id)
+
+    def listen(self, heard: Callable[[SandboxEvent], None]) -> None:
+        self._heard, self._loop = heard, asyncio.get_running_loop()
 
     # --------------------------------------------------------------------------------------------------------------
 
     async def _write(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         def run() -> T:
             # A request task that is cancelled natively gives its turn back while its thread is still at work.
-            with self._writing, self._writer.begin():
-                return work(self._writer, *args, **kwargs)
+            with self._writing:
+                self._writer.info[_WRITTEN] = []
+                with self._writer.begin():
+                    answer = work(self._writer, *args, **kwargs)
+                # After the commit and before the next writer: told in the order of their numbers, and only if true.
+                self._tell(self._writer.info[_WRITTEN])
+                return answer
 
         return await to_thread.run_sync(run, limiter=self._write_turn)
+
+    def _tell(self, events: Sequence[SandboxEvent]) -> None:
+        if self._heard is not None and self._loop is not None:
+            for written in events:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
+                    self._loop.call_soon_threadsafe(self._heard, written)
 
     async def _read(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         def run() -> T:
@@ -144,34 +212,58 @@ class SqlStore:
         return await to_thread.run_sync(run, limiter=self._read_turn)
 
 
-def _insert(connection: Connection, sandbox: Sandbox) -> None:
+def _insert(connection: Connection, sandbox: Sandbox, at_most: int | None, keyed: KeyedCreate | None) -> bool:
+    # One writer at a time: nobody inserts between the count and the insert.
+    if at_most is not None and _scalar(connection, _ALIVE, _home(sandbox)) >= at_most:
+        return False
+    if keyed is not None:
+        idempotency.keep(connection, keyed)
     connection.execute(_INSERT, to_row(sandbox))
     _insert_metadata(connection, sandbox)
-    connection.execute(_INSERT_EVENT, event_row(sandbox, "created", micros(sandbox.created_at)))
+    _insert_event(connection, event_row(sandbox, "created", micros(sandbox.created_at)))
+    return True
 
 
-def _replace(connection: Connection, old: Sandbox, new: Sandbox, event: str) -> bool:
+def _home(sandbox: Sandbox) -> dict[str, Any]:
+    return {"node": sandbox.node, "runtime": sandbox.runtime}
+
+
+def _replace(connection: Connection, old: Sandbox, new: Sandbox, event: str, keyed: KeyedCreate | None) -> bool:
     taken = connection.execute(_REPLACE, {"old_id": old.id, "old_version": old.version, **changing(new)})
     if taken.rowcount == 0:
         return False
     if new.metadata != old.metadata:
         connection.execute(sandbox_metadata.delete().where(sandbox_metadata.c.sandbox_id == old.id))
         _insert_metadata(connection, new)
+    if keyed is not None:
+        idempotency.answer(connection, keyed)
     at = micros(new.changed_at) if new.state is not old.state else _now()
-    connection.execute(_INSERT_EVENT, event_row(new, event, at))
+    _insert_event(connection, event_row(new, event, at))
     return True
 
 
-def _delete(connection: Connection, which: dict[str, Any]) -> bool:
+def _delete(connection: Connection, which: dict[str, Any], entry: HistoryEntry | None) -> bool:
     found = connection.execute(_FIND, which).one_or_none()
     if found is None:
         return False
     connection.execute(sandboxes.delete().where(sandboxes.c.id == found.id))
-    connection.execute(_INSERT_EVENT, event_row(from_row(found), "deleted", _now()))
+    if entry is not None:
+        history.keep(connection, entry, {"node": which["node"], "runtime": which["runtime"]})
+    _insert_event(connection, event_row(from_row(found), "deleted", _now()))
     return True
 
 
+_WRITTEN = "events of this transaction"
+
+
+def _insert_event(connection: Connection, values: dict[str, Any]) -> None:
+    key = connection.execute(_INSERT_EVENT, values).inserted_primary_key
+    assert key is not None
+    connection.info[_WRITTEN].append(to_event(key[0], values))
+
+
 def _forget(connection: Connection, before: int) -> int:
+    history.forget(connection, before)
     return connection.execute(sandbox_events.delete().where(sandbox_events.c.at < before)).rowcount
 
 
@@ -197,34 +289,30 @@ def _scalar(connection: Connection, query: Select[Any], values: dict[str, Any]) 
 
 
 def _page(connection: Connection, wanted: Select[Any], page: int, page_size: int) -> Page:
-    total = connection.execute(select(func.count()).select_from(wanted.subquery())).scalar_one()
-    offset = (page - 1) * page_size
-    if offset >= min(total, _LARGEST_OFFSET):
-        return Page((), total)
-    # The page is cut from ids alone, which the index holds, so that rows are only read to be shown.
-    ids = wanted.order_by(*_NEWEST_FIRST).limit(page_size).offset(offset)
-    rows = connection.execute(select(sandboxes).where(sandboxes.c.id.in_(ids)).order_by(*_NEWEST_FIRST))
+    rows, total = paged(connection, sandboxes.c.id, wanted, _NEWEST_FIRST, page, page_size)
     return Page(tuple(map(from_row, rows)), total)
 
 
-def _events(connection: Connection, sandbox_id: str) -> tuple[Event, ...]:
-    of = select(sandbox_events).where(sandbox_events.c.sandbox_id == sandbox_id).order_by(sandbox_events.c.seq)
-    return tuple(
-        Event(moment(row.at), row.event, SandboxState(row.state), row.version, row.reason, row.message)
-        for row in connection.execute(of)
-    )
+def _counts(connection: Connection, mine: dict[str, Any]) -> dict[str, int]:
+    return {row[0]: row[1] for row in connection.execute(_COUNTS, mine)}
+
+
+def _events(
+    connection: Connection, after: int, tenant: str | None, sandbox_id: str | None, most: int | None
+) -> tuple[SandboxEvent, ...]:
+    wanted = select(sandbox_events).where(sandbox_events.c.seq > after).order_by(sandbox_events.c.seq).limit(most)
+    if sandbox_id is not None:
+        wanted = wanted.where(sandbox_events.c.sandbox_id == sandbox_id)
+    if tenant is not None:
+        wanted = wanted.where(sandbox_events.c.tenant == tenant)
+    return tuple(to_event(row["seq"], row) for row in connection.execute(wanted).mappings())
 
 
 def _matching(tenant: str, states: frozenset[SandboxState], metadata: dict[str, str]) -> Select[Any]:
     wanted = select(sandboxes.c.id).where(sandboxes.c.tenant == tenant)
     if states:
         wanted = wanted.where(sandboxes.c.state.in_(sorted(state.value for state in states)))
-    for key, value in metadata.items():
-        pair = sandbox_metadata.alias()
-        wanted = wanted.where(
-            sandboxes.c.id.in_(select(pair.c.sandbox_id).where(pair.c.key == key, pair.c.value == value))
-        )
-    return wanted
+    return with_metadata(wanted, sandboxes.c.id, sandbox_metadata, metadata)
 
 
 @asynccontextmanager

@@ -69,3 +69,48 @@ sandbox_events = Table(
     Column("reason", Text),
     Column("message", Text),
 )
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("body", Text),
+    Column("sandbox_id", Text),
+    Column("created_at", BigInteger),
+    Column("answer", Text),
+)
+
+history = Table(
+    "history",
+    metadata,
+    Column("sandbox_id", Text, primary_key=True),
+    Column("tenant", Text),
+    Column("node", Text),
+    Column("runtime", Text),
+    Column("image", Text),
+    Column("entrypoint", Text),
+    Column("metadata", Text),
+    Column("created_at", BigInteger),
+    Column("gone_at", BigInteger),
+    Column("reason", Text),
+    Column("ending", Text),
+    Column("executions", BigInteger),
+    Column("size", BigInteger),
+)
+
+history_texts = Table(
+    "history_texts",
+    metadata,
+    Column("sandbox_id", Text, primary_key=True),
+    Column("output", Text),
+    Column("journal", Text),
+)
+
+history_metadata = Table(
+    "history_metadata",
+    metadata,
+    Column("sandbox_id", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("value", Text),
+)

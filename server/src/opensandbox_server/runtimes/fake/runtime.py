@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from opensandbox_server.errors import Code, OpenSandboxError, not_found, unavailable
-from opensandbox_server.ports import Address, LaunchSpec, Report
+from opensandbox_server.ports import ABILITIES, Address, Description, LaunchSpec, Remains, Report
 from opensandbox_server.sandbox import End, EndReason
 
 IMAGES = ("host", "opensandbox/code-interpreter")
@@ -62,6 +62,10 @@ class FakeRuntime:
     sandboxes: dict[str, Report] = field(default_factory=dict)
     deadlines: dict[str, datetime | None] = field(default_factory=dict)
     specs: dict[str, LaunchSpec] = field(default_factory=dict)
+    outputs: dict[str, bytes] = field(default_factory=dict)
+    """What an entry point is to have written."""
+    journals: dict[str, bytes] = field(default_factory=dict)
+    """The records of commands that are to have run."""
     deleted: list[str] = field(default_factory=list)
     """Every delete asked for, in order, also of what was not there."""
 
@@ -142,11 +146,20 @@ class FakeRuntime:
         self._check_up()
         return [*self.sandboxes.values()]
 
-    async def delete(self, sandbox_id: str) -> None:
+    async def delete(self, sandbox_id: str) -> Remains:
         self.deleted.append(sandbox_id)
         self._check_up()
         await self.delete_gate.passed()
+        report = self.sandboxes.get(sandbox_id)
+        remains = Remains()
+        if report is not None:
+            remains = Remains(
+                end=report.end or End(EndReason.KILLED, datetime.now(UTC), peak_memory_bytes=1 << 20),
+                output=self.outputs.get(sandbox_id, b""),
+                journal=self.journals.get(sandbox_id, b""),
+            )
         self._forget(sandbox_id)
+        return remains
 
     async def set_deadline(self, sandbox_id: str, deadline: datetime | None) -> None:
         self._check_up()
@@ -161,9 +174,20 @@ class FakeRuntime:
 
     async def output(self, sandbox_id: str) -> bytes:
         self._check_up()
-        if sandbox_id not in self.sandboxes:
-            raise not_found(sandbox_id)
-        return b""
+        return self.outputs.get(self._known(sandbox_id), b"")
+
+    async def journal(self, sandbox_id: str) -> bytes:
+        self._check_up()
+        return self.journals.get(self._known(sandbox_id), b"")
+
+    async def describe(self) -> Description:
+        self._check_up()
+        return Description(
+            name=self.name,
+            version="0",
+            abilities=dict.fromkeys(ABILITIES, False),
+            images=tuple({"name": image, "description": "only remembered"} for image in IMAGES),
+        )
 
     def address(self, sandbox_id: str, port: int) -> Address:
         kind = "api" if port == 44772 else "ports"
@@ -197,6 +221,13 @@ class FakeRuntime:
         if self.down is not None:
             raise self.down
 
+    def _known(self, sandbox_id: str) -> str:
+        if sandbox_id not in self.sandboxes:
+            raise not_found(sandbox_id)
+        return sandbox_id
+
     def _forget(self, sandbox_id: str) -> None:
+        self.outputs.pop(sandbox_id, None)
+        self.journals.pop(sandbox_id, None)
         self.sandboxes.pop(sandbox_id, None)
         self.deadlines.pop(sandbox_id, None)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,7 @@ def report(told: wire.Report) -> ports.Report:
     )
 
 
-STAGES = ("slot", "cgroup", "clone", "root", "enter", "ready", "total")
+STAGES = ("slot", "cgroup", "clone", "root", "enter", "pooled", "ready", "total")
 """How sandboxd makes a sandbox, step by step; a JSON object it sends has no order of its own."""
 
 
@@ -122,6 +123,38 @@ def end(told: wire.NodeEnd) -> End:
         signal=told.signal,
         message=told.message,
         peak_memory_bytes=told.peak_memory_bytes,
+    )
+
+
+def remains(told: wire.Remains) -> ports.Remains:
+    """What is left of a sandbox, in the words of the port. A text that is no base64 is no text."""
+    return ports.Remains(
+        end=end(told.end) if told.end else None, output=_bytes(told.output), journal=_bytes(told.journal)
+    )
+
+
+def _bytes(text: bytes | None) -> bytes:
+    try:
+        return base64.b64decode(text or b"", validate=True)
+    except ValueError:
+        return b""
+
+
+def description(name: str, version: wire.NodeVersion, host: wire.Host) -> ports.Description:
+    """This runtime and its machine."""
+    return ports.Description(
+        name=name,
+        version=version.version,
+        abilities=dict.fromkeys(ports.ABILITIES, False),  # none of them is built here yet
+        images=tuple({"name": image.name, "description": image.description} for image in host.images),
+        host={
+            "kernel": host.kernel,
+            "cgroup": host.cgroup.value,
+            "rootless": host.rootless,
+            "freeBytes": host.free_bytes,
+            "reserveBytes": host.reserve_bytes,
+        },
+        missing=tuple(host.missing),
     )
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from opensandbox_server.errors import OpenSandboxError
-from opensandbox_server.ports import Address, LaunchSpec, Report
+from opensandbox_server.ports import Address, Description, LaunchSpec, Remains, Report
 from opensandbox_server.wire import sandboxd as wire
 from opensandbox_server.wire.errors import Code
 
@@ -120,9 +120,10 @@ class LocalRuntime:
         """All that sandboxd knows."""
         return [plan.report(told) for told in await self._again(self._node.list)]
 
-    async def delete(self, sandbox_id: str) -> None:
-        """End it and forget it; nothing there is fine."""
-        await self._unless_gone(lambda: self._node.remove(sandbox_id))
+    async def delete(self, sandbox_id: str) -> Remains:
+        """End it and forget it; nothing there is fine. What is left comes with the answer: no question more."""
+        left = await self._unless_gone(lambda: self._node.remove(sandbox_id))
+        return plan.remains(left) if left is not None else Remains()
 
     async def set_deadline(self, sandbox_id: str, deadline: datetime | None) -> None:
         """sandboxd keeps it, for the time when no server is there."""
@@ -136,6 +137,16 @@ class LocalRuntime:
     async def output(self, sandbox_id: str) -> bytes:
         """The last MiB of the entry point's output."""
         return await self._again(lambda: self._node.output(sandbox_id))
+
+    async def journal(self, sandbox_id: str) -> bytes:
+        """What its execd wrote about the commands it ran."""
+        return await self._again(lambda: self._node.journal(sandbox_id))
+
+    async def describe(self) -> Description:
+        """sandboxd's version, and this machine as it is now."""
+        version = await self._again(self._node.version)
+        self.host = await self._again(self._node.host)
+        return plan.description(self.name, version, self.host)
 
     def address(self, sandbox_id: str, port: int) -> Address:
         """Its `api` or its `ports` socket."""
@@ -186,7 +197,7 @@ class LocalRuntime:
             told = await self._node.set_ingress(plan.ingress_request(self._settings))
             if set(told.hosts) != set(self._settings.ingress_hosts) and told != self._ingress:
                 _log.warning(
-                    "ingress listens on %s, not on %s; it takes new addresses when sandboxd starts without sandboxes",
+                    "ingress listens on %s only, not on all of %s",
                     ", ".join(told.hosts),
                     ", ".join(self._settings.ingress_hosts),
                 )
@@ -235,12 +246,13 @@ class LocalRuntime:
             await self._ensure()
             return await call()
 
-    async def _unless_gone(self, call: Callable[[], Awaitable[None]]) -> None:
+    async def _unless_gone(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer | None:
         try:
-            await self._again(call)
+            return await self._again(call)
         except OpenSandboxError as error:
             if error.code is not Code.SANDBOX_NOT_FOUND:
                 raise
+            return None
 
     async def _undo(self, sandbox_id: str) -> None:
         try:

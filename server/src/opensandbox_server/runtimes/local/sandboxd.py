@@ -25,6 +25,7 @@ from typing import TypeVar
 import aiohttp
 from pydantic import BaseModel
 
+from opensandbox_server.context import outgoing
 from opensandbox_server.errors import OpenSandboxError
 from opensandbox_server.wire import sandboxd as wire
 from opensandbox_server.wire.errors import Code
@@ -144,9 +145,10 @@ class Client:
         """One sandbox."""
         return await self._ask("GET", f"/sandboxes/{sandbox_id}", wire.Report)
 
-    async def remove(self, sandbox_id: str) -> None:
-        """End it and forget it."""
-        await self._call("DELETE", f"/sandboxes/{sandbox_id}")
+    async def remove(self, sandbox_id: str) -> wire.Remains:
+        """End it and forget it; what is left of it. A sandboxd of before this was asked answers nothing."""
+        told = await self._call("DELETE", f"/sandboxes/{sandbox_id}?remains=true")
+        return wire.Remains.model_validate_json(told or b"{}")
 
     async def set_deadline(self, sandbox_id: str, request: wire.DeadlineRequest) -> None:
         """When it must end by itself."""
@@ -159,6 +161,10 @@ class Client:
     async def output(self, sandbox_id: str) -> bytes:
         """The last MiB of its entry point's output."""
         return await self._call("GET", f"/sandboxes/{sandbox_id}/output")
+
+    async def journal(self, sandbox_id: str) -> bytes:
+        """The records of its commands, as its execd wrote them."""
+        return await self._call("GET", f"/sandboxes/{sandbox_id}/journal")
 
     async def set_ingress(self, request: wire.IngressRequest) -> wire.Ingress:
         """Where clients reach sandboxes."""
@@ -182,7 +188,9 @@ class Client:
 
     async def _call(self, method: str, path: str, body: BaseModel | None = None) -> bytes:
         data = body.model_dump_json(by_alias=True, exclude_none=True) if body is not None else None
-        headers = {"Content-Type": "application/json"} if data is not None else {}
+        headers = outgoing()
+        if data is not None:
+            headers["Content-Type"] = "application/json"
         with translated():
             async with self._open.request(method, path, data=data, headers=headers) as response:
                 await _raise_for(response)
