@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
 
+import anyio.to_thread
 import pytest
 from stub import Stub, against_the_contract, created
 
@@ -25,11 +26,17 @@ def _no_configuration_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[Stub]:
-    async with Stub() as server:
+def stub() -> Iterator[Stub]:
+    with Stub() as server:
         yield server
         for received in server.requests:
             against_the_contract(received)
+
+
+@pytest.fixture
+def idle(stub: Stub) -> Callable[[], Awaitable[bool]]:
+    """Waits until the stub has no connection left."""
+    return lambda: anyio.to_thread.run_sync(stub.idle.wait, 5)
 
 
 @pytest.fixture

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+import socket
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import BaseModel
@@ -84,114 +86,139 @@ def against_the_contract(received: Received) -> None:
         assert set(document) <= known, f"{received.method} {received.path}: {set(document) - known}"
 
 
-Handler = Callable[[Received], Awaitable[Reply | None] | Reply | None]
+Handler = Callable[[Received], Reply | None]
 
 
 class Stub:
     """Answers with `routes[(method, path)]`: a reply, a list of replies for successive requests, or a function.
 
-    A function that gives None breaks the connection without an answer.
+    A function that gives None breaks the connection without an answer. Each connection is served by a thread of
+    its own, so that asynchronous and synchronous tests can use it alike.
     """
 
     def __init__(self) -> None:
         self.routes: dict[tuple[str, str], Reply | list[Reply | None] | Handler] = {}
         self.requests: list[Received] = []
         self.connections = 0
-        self.open = 0
-        self.idle = asyncio.Event()
-        self._server: asyncio.Server | None = None
+        self.idle = threading.Event()
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, threading.Thread] = {}
+        # Bound but not listening: until it is started, connections to it are refused.
+        self._listener = socket.socket()
+        self._listener.bind(("127.0.0.1", 0))
+        self._acceptor = threading.Thread(target=self._accept)
 
-    async def __aenter__(self) -> Stub:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    def __enter__(self) -> Stub:
+        self._listener.listen()
+        self._acceptor.start()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        await self._server.wait_closed()
+    def __exit__(self, *exc: object) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join()
+        self._listener.close()
+        with self._lock:
+            left = dict(self._open)
+        for connection, thread in left.items():
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
     @property
     def address(self) -> str:
-        assert self._server is not None
-        host, port = self._server.sockets[0].getsockname()
+        host, port = self._listener.getsockname()
         return f"{host}:{port}"
+
+    @property
+    def open(self) -> int:
+        """How many connections there are."""
+        return len(self._open)
 
     def calls(self) -> list[str]:
         """Method and path of each request so far."""
         return [f"{r.method} {r.path}" for r in self.requests]
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        self.open += 1
-        self.idle.clear()
-        number = self.connections
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            thread = threading.Thread(target=self._serve, args=(connection, self.connections))
+            with self._lock:
+                self._open[connection] = thread
+                self.idle.clear()
+            thread.start()
+
+    def _serve(self, connection: socket.socket, number: int) -> None:
         try:
-            while (received := await _read(reader, number)) is not None:
-                self.requests.append(received)
-                reply = await self._answer(received)
-                if reply is None:
-                    return
-                await _write(writer, reply)
-                if reply.cut:
-                    return
-        except ConnectionError:
+            with connection.makefile("rb") as reader:
+                while (received := _read(reader, number)) is not None:
+                    self.requests.append(received)
+                    reply = self._answer(received)
+                    if reply is None:
+                        return
+                    _write(connection, reply)
+                    if reply.cut:
+                        return
+        except OSError:
             pass
         finally:
-            self.open -= 1
-            if not self.open:
-                self.idle.set()
-            writer.close()
+            connection.close()
+            with self._lock:
+                del self._open[connection]
+                if not self._open:
+                    self.idle.set()
 
-    async def _answer(self, received: Received) -> Reply | None:
+    def _answer(self, received: Received) -> Reply | None:
         route = self.routes.get((received.method, received.path))
         if isinstance(route, list):
             return route.pop(0) if len(route) > 1 else route[0]
         if route is None or isinstance(route, Reply):
             return route or Reply.error(404, "GENERAL::NOT_FOUND", f"stub: no {received.method} {received.path}")
-        outcome = route(received)
-        return outcome if isinstance(outcome, Reply) or outcome is None else await outcome
+        return route(received)
 
 
-async def _read(reader: asyncio.StreamReader, connection: int) -> Received | None:
-    line = await reader.readline()
+def _read(reader: BinaryIO, connection: int) -> Received | None:
+    line = reader.readline()
     if not line:
         return None
     method, target, _ = line.decode().split()
     headers: dict[str, str] = {}
-    while (line := await reader.readline()).strip():
+    while (line := reader.readline()).strip():
         name, _, value = line.decode().partition(":")
         headers[name.lower()] = value.strip()
     if "content-length" in headers:
-        body = await reader.readexactly(int(headers["content-length"]))
+        body = reader.read(int(headers["content-length"]))
     elif headers.get("transfer-encoding") == "chunked":
         parts = []
-        while size := int((await reader.readline()).strip(), 16):
-            parts.append(await reader.readexactly(size))
-            await reader.readline()
-        await reader.readline()
+        while size := int(reader.readline().strip(), 16):
+            parts.append(reader.read(size))
+            reader.readline()
+        reader.readline()
         body = b"".join(parts)
     else:
         body = b""
     return Received(method, target, headers, body, connection)
 
 
-async def _write(writer: asyncio.StreamWriter, reply: Reply) -> None:
+def _write(connection: socket.socket, reply: Reply) -> None:
     headers = dict(reply.headers)
     if reply.chunks is None:
         headers["Content-Length"] = str(len(reply.body))
     else:
         headers["Transfer-Encoding"] = "chunked"
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    writer.write(f"HTTP/1.1 {reply.status} Stub\r\n{head}\r\n".encode())
+    connection.sendall(f"HTTP/1.1 {reply.status} Stub\r\n{head}\r\n".encode())
     if reply.chunks is None:
-        writer.write(reply.body)
+        connection.sendall(reply.body)
     else:
         for chunk in reply.chunks:
-            writer.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
-            await writer.drain()
+            connection.sendall(b"%x\r\n%s\r\n" % (len(chunk), chunk))
         if not reply.cut:
-            writer.write(b"0\r\n\r\n")
-    await writer.drain()
+            connection.sendall(b"0\r\n\r\n")
 
 
 def created(stub: Stub, **more: Any) -> Reply:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import time
 import traceback
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,6 @@ from pydantic import ValidationError
 from stub import Received, Reply, Stub, created
 
 from opensandbox import ConnectionConfig, Sandbox
-from opensandbox.commands import env_line
 from opensandbox.exceptions import (
     InvalidArgumentException,
     InvalidRequestException,
@@ -23,9 +23,11 @@ from opensandbox.exceptions import (
     SandboxException,
     ServerException,
 )
+from opensandbox.executions import env_line
 from opensandbox.models import CommandEndReason, ExecutionHandlers, OutputMessage, RunCommandOpts
 from opensandbox.models.execd import ExecutionComplete, ExecutionError, ExecutionInit
 
+Idle = Callable[[], Awaitable[bool]]
 RUN = "POST", "/e/command"
 
 
@@ -149,15 +151,14 @@ async def test_handlers_hear_everything_as_it_comes(stub: Stub, sandbox: Sandbox
 
 
 @pytest.mark.anyio
-async def test_a_handler_that_fails_stops_the_run(stub: Stub, sandbox: Sandbox) -> None:
+async def test_a_handler_that_fails_stops_the_run(stub: Stub, sandbox: Sandbox, idle: Idle) -> None:
     async def stop(_: OutputMessage) -> None:
         raise RuntimeError("enough")
 
     stub.routes[RUN] = stream(INIT, event("stdout", text="out"), *[event("stdout", text="x" * 1000)] * 10_000)
     with pytest.raises(RuntimeError, match="enough"):
         await sandbox.commands.run("x", handlers=ExecutionHandlers(on_stdout=stop))
-    async with asyncio.timeout(5):
-        await stub.idle.wait()
+    assert await idle()
 
 
 @pytest.mark.parametrize("cut", [True, False])
@@ -219,10 +220,10 @@ async def test_an_error_before_the_stream_and_in_it(stub: Stub, sandbox: Sandbox
 
 @pytest.mark.anyio
 async def test_a_command_may_be_silent_for_longer_than_other_answers(stub: Stub, config: ConnectionConfig) -> None:
-    impatient = config.model_copy(update={"request_timeout": timedelta(milliseconds=50)})
+    impatient = config.model_copy(update={"request_timeout": timedelta(milliseconds=200)})
 
-    async def slowly(_: Received) -> Reply:
-        await asyncio.sleep(0.2)
+    def slowly(_: Received) -> Reply:
+        time.sleep(0.6)
         return stream(INIT, DONE)
 
     stub.routes["POST", "/v1/sandboxes"] = created(stub)
@@ -296,3 +297,24 @@ def test_lines_of_the_environment_file() -> None:
     assert env_line("A", "b c") == "A='b c'"
     assert env_line("A", 'say "$HOME"\\') == "A='say \"$HOME\"\\'"
     assert env_line("A", 'it\'s $5\n\t"x"\\') == 'A="it\'s \\$5\\n\\t\\"x\\"\\\\"'
+
+
+@pytest.mark.anyio
+async def test_exact_output_is_handed_on_as_bytes(stub: Stub, sandbox: Sandbox) -> None:
+    stub.routes[RUN] = stream(
+        INIT, event("stdout", data="/wBwcm9tcHQ6IA=="), event("stderr", data="Cg=="), event("stdout", text="ä"), DONE
+    )
+    pieces: list[tuple[bool, bytes]] = []
+    handlers = ExecutionHandlers(on_output=lambda piece: pieces.append((piece.is_error, piece.data)))
+    execution = await sandbox.commands.run("true", handlers=handlers)
+    assert stub.requests[0].json() == {"command": "true", "exact": True}
+    assert pieces == [(False, b"\xff\0prompt: "), (True, b"\n"), (False, "ä".encode())]
+    assert execution.exit_code == 0
+    assert execution.logs.stdout == []
+
+
+@pytest.mark.anyio
+async def test_exact_output_that_is_not_base64_is_an_error(stub: Stub, sandbox: Sandbox) -> None:
+    stub.routes[RUN] = stream(INIT, event("stdout", data="a"), DONE)
+    with pytest.raises(SandboxConnectionException, match="cannot be decoded"):
+        await sandbox.commands.run("true", handlers=ExecutionHandlers(on_output=lambda piece: None))

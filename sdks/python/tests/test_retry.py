@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -107,42 +107,22 @@ async def test_a_get_survives_a_broken_connection(stub: Stub, config: Connection
 @pytest.mark.anyio
 async def test_a_post_is_repeated_while_nobody_listens(config: ConnectionConfig) -> None:
     """The server is started by the second attempt: what was never sent may be sent again, body and all."""
-    probe = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
-    port = probe.sockets[0].getsockname()[1]
-    probe.close()
-    await probe.wait_closed()
-    bodies: list[bytes] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        data = b""
-        while not data.endswith(b"0\r\n\r\n"):
-            data += await reader.read(1000)
-        bodies.append(data)
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
-        await writer.drain()
-        writer.close()
+    late = Stub()
+    late.routes["POST", "/x"] = Reply.of({})
 
     async def body() -> AsyncIterator[bytes]:
         yield b"hello"
 
-    refused = asyncio.Event()
+    with ExitStack() as stack:
 
-    def count(event: RetryEvent) -> None:
-        assert event.failure is Failure.NOT_SENT
-        refused.set()
+        def begin(event: RetryEvent) -> None:
+            assert event.failure is Failure.NOT_SENT
+            if event.attempt == 0:
+                stack.enter_context(late)
 
-    policy = RetryPolicy(
-        initial_backoff=timedelta(milliseconds=1),
-        max_backoff=timedelta(milliseconds=1),
-        max_retries=10_000,
-        on_retry=count,
-    )
-    connection = Connection(config, f"http://127.0.0.1:{port}", {})
-    call = asyncio.ensure_future(connection.call("POST", "/x", body=body, policy=policy))
-    await refused.wait()
-    async with await asyncio.start_server(serve, "127.0.0.1", port):
-        await call
-    assert b"hello" in bodies[0]
+        policy = RetryPolicy(initial_backoff=timedelta(), max_backoff=timedelta(), on_retry=begin)
+        await Connection(config, f"http://{late.address}", {}).call("POST", "/x", body=body, policy=policy)
+    assert [received.body for received in late.requests] == [b"hello"]
 
 
 @pytest.mark.anyio

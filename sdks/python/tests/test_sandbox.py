@@ -14,6 +14,8 @@ from opensandbox.exceptions import (
     AuthenticationException,
     InvalidArgumentException,
     NotFoundException,
+    SandboxConnectionException,
+    SandboxRateLimitException,
     SandboxReadyTimeoutException,
     SandboxUnhealthyException,
     UnsupportedException,
@@ -272,3 +274,69 @@ def test_values_are_checked_before_anything_is_sent() -> None:
         SandboxImageSpec(" ")
     with pytest.raises(ValidationError, match="exactly one of host, pvc and ossfs"):
         Volume(name="x", mount_path="/x")
+
+
+RUNTIME = Reply.of({"name": "local", "version": "1", "abilities": {}, "sandboxes": {"now": 0}, "creating": {"now": 0}})
+FULL = Reply.of(
+    {"code": "SANDBOX::CAPACITY_EXHAUSTED", "message": "full", "details": {"queuePosition": 7}},
+    429,
+    **{"Retry-After": "0"},
+)
+
+
+def keys(stub: Stub) -> list[str]:
+    return [received.headers["idempotency-key"] for received in stub.requests if received.method == "POST"]
+
+
+@pytest.mark.parametrize("failure", [None, FULL, Reply.error(503, "NODE::UNAVAILABLE", "x"), Reply(502)])
+@pytest.mark.anyio
+async def test_a_create_is_repeated_where_the_key_is_honoured(
+    stub: Stub, config: ConnectionConfig, failure: Reply | None
+) -> None:
+    stub.routes["POST", CREATE] = [failure, failure, created(stub)]
+    stub.routes["GET", "/v1/runtime"] = RUNTIME
+    async with await Sandbox.create("host", connection_config=config) as sandbox:
+        assert sandbox.id == ID
+    assert stub.calls() == [f"POST {CREATE}", "GET /v1/runtime", f"POST {CREATE}", f"POST {CREATE}"]
+    assert len(set(keys(stub))) == 1
+
+
+@pytest.mark.anyio
+async def test_a_create_is_not_repeated_where_it_would_make_two(stub: Stub, config: ConnectionConfig) -> None:
+    stub.routes["POST", CREATE] = lambda _: None
+    with pytest.raises(SandboxConnectionException, match="broke"):
+        await Sandbox.create("host", connection_config=config)
+    assert stub.calls() == [f"POST {CREATE}", "GET /v1/runtime"]
+
+
+@pytest.mark.anyio
+async def test_a_full_server_says_when_to_come_again(stub: Stub, config: ConnectionConfig) -> None:
+    later = Reply(429, FULL.body, {**FULL.headers, "Retry-After": "45"})
+    stub.routes["POST", CREATE] = later
+    stub.routes["GET", "/v1/runtime"] = RUNTIME
+    # Longer than there is time to wait for the sandbox: the caller decides.
+    with pytest.raises(SandboxRateLimitException, match="full") as raised:
+        await Sandbox.create("host", connection_config=config)
+    assert raised.value.retry_after == timedelta(seconds=45)
+    assert raised.value.queue_position == 7
+    assert stub.calls() == [f"POST {CREATE}"]
+
+
+@pytest.mark.anyio
+async def test_each_create_has_a_key_of_its_own_unless_given(stub: Stub, config: ConnectionConfig) -> None:
+    stub.routes["POST", CREATE] = created(stub)
+    for key in (None, None, "mine"):
+        await (await Sandbox.create("host", connection_config=config, idempotency_key=key)).close()
+    first, second, third = keys(stub)
+    assert first != second
+    assert third == "mine"
+
+
+@pytest.mark.anyio
+async def test_the_other_configuration_is_refused(stub: Stub) -> None:
+    class Other:
+        pass
+
+    with pytest.raises(InvalidArgumentException, match="is a Other") as raised:
+        await Sandbox.create("host", connection_config=Other())  # type: ignore[arg-type]
+    assert ConnectionConfig.__name__ in str(raised.value)

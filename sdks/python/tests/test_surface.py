@@ -6,25 +6,33 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
 import opensandbox
-from opensandbox import models, wire
-from opensandbox.models import execd, filesystem, sandboxes
+from opensandbox import executions, models, wire
+from opensandbox.models import diagnostics, execd, filesystem, history, sandboxes, templates
 from opensandbox.wire import execd as wire_execd
 from opensandbox.wire import lifecycle as wire_lifecycle
 
 # Import paths of the published package that this version keeps.
 PUBLISHED = {
-    "opensandbox": "Sandbox SandboxManager",
+    "opensandbox": "Sandbox SandboxManager SandboxSync SandboxManagerSync",
+    "opensandbox.sync": "SandboxSync SandboxManagerSync",
+    "opensandbox.sync.sandbox": "SandboxSync",
+    "opensandbox.sync.manager": "SandboxManagerSync",
+    "opensandbox.sync.services": "CommandsSync DiagnosticsSync EgressSync FilesystemSync HealthSync MetricsSync",
+    "opensandbox.services": "Commands Diagnostics Egress Filesystem Health Metrics",
+    "opensandbox.constants": "DEFAULT_EXECD_PORT",
     "opensandbox.sandbox": "Sandbox",
     "opensandbox.manager": "SandboxManager",
-    "opensandbox.config": "ConnectionConfig",
+    "opensandbox.config": "ConnectionConfig ConnectionConfigSync",
     "opensandbox.transport": "RetryPolicy",
     "opensandbox.exceptions": "SandboxException SandboxApiException SandboxRateLimitException SandboxInternalException"
     " SandboxTimeoutException SandboxConnectionException SandboxUnhealthyException SandboxReadyTimeoutException"
@@ -40,7 +48,12 @@ PUBLISHED = {
     " ContentReplaceEntry ContentReplaceResult DirectoryListEntry",
     "opensandbox.models.sandboxes": "SandboxInfo SandboxStatus SandboxState SandboxFilter SandboxEndpoint"
     " SandboxRenewResponse SandboxMetrics SandboxImageSpec SandboxImageAuth PlatformSpec NetworkPolicy NetworkRule"
-    " Volume Host PVC OSSFS SandboxLifecycle PagedSandboxInfos PaginationInfo",
+    " Volume Host PVC OSSFS SandboxLifecycle PagedSandboxInfos PaginationInfo SnapshotInfo SnapshotStatus"
+    " SnapshotFilter PagedSnapshotInfos CreateSnapshotRequest SandboxOrigin",
+    "opensandbox.models.execd_sync": "ExecutionHandlersSync",
+    "opensandbox.models.diagnostics": "DiagnosticContent",
+    "opensandbox.models.templates": "TemplatePhase TemplateReadiness TemplateStatus CreateTemplateRequest TemplateInfo"
+    " TemplateFilter PagedTemplateInfos",
 }
 
 
@@ -90,6 +103,14 @@ def _read_names(model: type[BaseModel]) -> set[str]:
         (execd.CommandStatus, wire_execd.CommandStatus, set()),
         (execd.CommandEnd, wire_execd.CommandEnd, set()),
         (filesystem.EntryInfo, wire_execd.FileInfo, set()),
+        (diagnostics.DiagnosticContent, wire_lifecycle.DiagnosticContent, set()),
+        (history.SandboxEvent, wire_lifecycle.SandboxEvent, set()),
+        (history.ExecutionRecord, wire_lifecycle.Execution, set()),
+        (history.PagedExecutionRecords, wire_lifecycle.ExecutionPage, set()),
+        (history.HistoryEntry, wire_lifecycle.HistoryEntry, set()),
+        (history.PagedHistoryEntries, wire_lifecycle.HistoryPage, set()),
+        (history.Occupancy, wire_lifecycle.Occupancy, set()),
+        (history.RuntimeInfo, wire_lifecycle.RuntimeInfo, set()),
     ],
 )
 def test_our_values_read_every_field_of_the_contract(
@@ -100,16 +121,17 @@ def test_our_values_read_every_field_of_the_contract(
 
 def test_every_field_that_create_can_send_is_an_argument() -> None:
     asked = set(inspect.signature(opensandbox.Sandbox.create).parameters)
-    # Templates come with a call of their own, `resource` is the published name of the limits.
-    assert set(wire_lifecycle.CreateSandboxRequest.model_fields) - asked == {"template_id", "resource_limits"}
+    asked |= set(inspect.signature(opensandbox.Sandbox.create_from_template).parameters)
+    # `resource` is the published name of the limits.
+    assert set(wire_lifecycle.CreateSandboxRequest.model_fields) - asked == {"resource_limits"}
 
 
 def test_every_event_of_the_contract_is_known() -> None:
-    source = inspect.getsource(opensandbox.commands)
+    source = inspect.getsource(executions)
     # A status says nothing that the others do not, and a ping only keeps the connection alive.
     ignored = {"status", "ping"}
     events = {event.value for event in wire_execd.ExecutionEventType} - ignored
-    assert [event for event in events if f'kind == "{event}"' not in source] == []
+    assert [event for event in events if f'"{event}"' not in source] == []
 
 
 def test_public_things_are_explained() -> None:
@@ -118,9 +140,17 @@ def test_public_things_are_explained() -> None:
         opensandbox.sandboxes,
         opensandbox.commands,
         opensandbox.files,
+        opensandbox.diagnostics,
+        opensandbox.egress,
+        opensandbox.health,
+        opensandbox.metrics,
+        opensandbox.lifecycle,
+        diagnostics,
         execd,
         filesystem,
+        history,
         sandboxes,
+        templates,
     ):
         for name, thing in vars(module).items():
             if not inspect.isclass(thing) or thing.__module__ != module.__name__ or name.startswith("_"):
@@ -140,7 +170,10 @@ def _loaded_by(statement: str) -> set[str]:
 def test_an_import_loads_only_what_it_needs() -> None:
     # Values come with their first use; HTTP client, TLS and event loop with the first request.
     heavy = {"pydantic", "httpx2", "httpcore2", "anyio", "asyncio", "ssl", "email", "opensandbox.wire.lifecycle"}
-    assert heavy & _loaded_by("from opensandbox import Sandbox, SandboxManager; import opensandbox.exceptions") == set()
+    names = "Sandbox, SandboxManager, SandboxSync, SandboxManagerSync"
+    assert heavy & _loaded_by(f"from opensandbox import {names}; import opensandbox.exceptions") == set()
+    # A synchronous program never needs an event loop.
+    assert "asyncio" not in _loaded_by("from opensandbox import SandboxManagerSync; SandboxManagerSync.create()")
     # No model is built before it is used: building would load the plugins of pydantic, found by their metadata.
     loaded = _loaded_by("from opensandbox import ConnectionConfig; from opensandbox.models import WriteEntry")
     assert (heavy - {"pydantic"} | {"importlib.metadata", "opensandbox.models.sandboxes"}) & loaded == set()
@@ -157,7 +190,7 @@ def test_an_import_takes_less_than_150_milliseconds() -> None:
             best = min(best, used.ru_utime + used.ru_stime)
         return best
 
-    assert seconds("from opensandbox import Sandbox") - seconds("pass") < 0.150
+    assert seconds("from opensandbox import Sandbox, SandboxSync") - seconds("pass") < 0.150
 
 
 def test_wire_types_are_built_late() -> None:
@@ -165,3 +198,79 @@ def test_wire_types_are_built_late() -> None:
         for thing in vars(module).values():
             if inspect.isclass(thing) and issubclass(thing, BaseModel) and thing is not BaseModel:
                 assert thing.model_config.get("defer_build"), f"{wire.__name__}: {thing}"
+
+
+USER = """
+import asyncio
+from datetime import timedelta
+
+from opensandbox import ConnectionConfig, ConnectionConfigSync, Sandbox, SandboxManager, SandboxManagerSync, SandboxSync
+from opensandbox.exceptions import SandboxException, SandboxRateLimitException
+from opensandbox.models import Execution, ExecutionHandlers, OutputMessage, SandboxEvent, SandboxFilter
+from opensandbox.models.execd_sync import ExecutionHandlersSync
+
+
+async def told(message: OutputMessage) -> None:
+    print(message.text)
+
+
+def heard(message: OutputMessage) -> None:
+    print(message.text)
+
+
+async def healthy(sandbox: Sandbox) -> bool:
+    return await sandbox.is_healthy()
+
+
+async def waiting() -> list[str]:
+    config = ConnectionConfig(domain="h:1", request_timeout=timedelta(seconds=1))
+    async with await Sandbox.create("host", connection_config=config, health_check=healthy) as sandbox:
+        execution: Execution = await sandbox.commands.run(["ls"], handlers=ExecutionHandlers(on_stdout=told))
+        async for chunk in await sandbox.files.read_bytes_stream("/x"):
+            chunk.decode()
+        events: list[SandboxEvent] = [event async for event in sandbox.events(follow=False)]
+    async with await SandboxManager.create(config) as manager:
+        page = await manager.list_sandbox_infos(SandboxFilter(states=["Running"]))
+    return [info.id for info in page.sandbox_infos] + [execution.text] + [event.event for event in events]
+
+
+def plain() -> list[str]:
+    config = ConnectionConfigSync(domain="h:1", request_timeout=timedelta(seconds=1))
+    check = lambda sandbox: sandbox.is_healthy()
+    try:
+        with SandboxSync.create("host", connection_config=config, health_check=check) as sandbox:
+            execution: Execution = sandbox.commands.run(["ls"], handlers=ExecutionHandlersSync(on_stdout=heard))
+            for chunk in sandbox.files.read_bytes_stream("/x"):
+                chunk.decode()
+            events: list[SandboxEvent] = [event for event in sandbox.events(follow=False)]
+        with SandboxManagerSync.create(config) as manager:
+            page = manager.list_sandbox_infos(SandboxFilter(states=["Running"]))
+    except SandboxRateLimitException as error:
+        return [str(error.retry_after), str(error.queue_position)]
+    except SandboxException as error:
+        return [error.code, error.hint or "", error.request_id or ""]
+    return [info.id for info in page.sandbox_infos] + [execution.text] + [event.event for event in events]
+
+
+plain() + asyncio.run(waiting())
+"""
+MISTAKES = {
+    'SandboxSync.create("host", connection_config=ConnectionConfig())': "arg-type",
+    'SandboxSync.create("host").commands.run("ls", handlers=ExecutionHandlers())': "arg-type",
+    "ExecutionHandlersSync(on_stdout=told)": "arg-type",
+    'asyncio.run(SandboxManagerSync.create().get_sandbox_info("x"))': "arg-type",
+}
+
+
+def test_a_strict_program_that_uses_both_is_checked(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    config = tmp_path / "mypy.ini"
+    config.write_text("[mypy]\nstrict = true\nplugins = pydantic.mypy\n[pydantic-mypy]\ninit_typed = true\n")
+    program.write_text(USER + "\n".join(MISTAKES) + "\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", f"--config-file={config}", f"--cache-dir={tmp_path / 'cache'}", str(program)],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    first = USER.count("\n") + 1
+    found = re.findall(r"program\.py:(\d+): error: .*\[([\w-]+)\]", done.stdout)
+    assert found == [(str(first + n), code) for n, code in enumerate(MISTAKES.values())], done.stdout + done.stderr

@@ -5,18 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import httpx2
 import pytest
+from opentelemetry import baggage, trace
+from opentelemetry.context import attach, detach
 from pydantic import ValidationError
 from stub import ID, Received, Reply, Stub, created
 
 from opensandbox import ConnectionConfig, Sandbox, SandboxException, SandboxManager, exceptions
-from opensandbox.models import SandboxFilter
+from opensandbox.models import SandboxEndpoint, SandboxFilter
 from opensandbox.retry import RetryPolicy
 from opensandbox.transport import Connection
 
+Idle = Callable[[], Awaitable[bool]]
 PAGE = Reply.of(
     {"items": [], "pagination": {"page": 1, "pageSize": 20, "totalItems": 0, "totalPages": 0, "hasNextPage": False}}
 )
@@ -34,15 +40,14 @@ async def test_equal_configurations_share_one_pool(stub: Stub, config: Connectio
 
 
 @pytest.mark.anyio
-async def test_the_last_one_closes_the_pool(stub: Stub, config: ConnectionConfig) -> None:
+async def test_the_last_one_closes_the_pool(stub: Stub, config: ConnectionConfig, idle: Idle) -> None:
     stub.routes["GET", "/v1/sandboxes"] = PAGE
     manager = await SandboxManager.create(config)
     await manager.list_sandbox_infos(SandboxFilter())
     assert stub.open == 1
     await manager.close()
     await manager.close()
-    async with asyncio.timeout(5):
-        await stub.idle.wait()
+    assert await idle()
 
 
 @pytest.mark.anyio
@@ -56,34 +61,20 @@ async def test_calls_after_close_still_work(stub: Stub, config: ConnectionConfig
     assert stub.calls()[-1] == f"DELETE /v1/sandboxes/{ID}"
 
 
-def test_a_sandbox_may_be_used_in_another_event_loop() -> None:
-    ready, stop = threading.Event(), threading.Event()
-    stub = Stub()
+# Asynchronous only: threads have no loops.
+def test_a_sandbox_may_be_used_in_another_event_loop(stub: Stub) -> None:
+    stub.routes["POST", "/v1/sandboxes"] = created(stub)
+    stub.routes["DELETE", f"/v1/sandboxes/{ID}"] = Reply(204)
+    config = ConnectionConfig(domain=stub.address)
 
-    async def serve() -> None:
-        async with stub:
-            ready.set()
-            await asyncio.get_running_loop().run_in_executor(None, stop.wait)
+    async def create() -> Sandbox:
+        sandbox = await Sandbox.create("host", connection_config=config)
+        await sandbox.close()
+        return sandbox
 
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    try:
-        assert ready.wait(5)
-        stub.routes["POST", "/v1/sandboxes"] = created(stub)
-        stub.routes["DELETE", f"/v1/sandboxes/{ID}"] = Reply(204)
-        config = ConnectionConfig(domain=stub.address)
-
-        async def create() -> Sandbox:
-            sandbox = await Sandbox.create("host", connection_config=config)
-            await sandbox.close()
-            return sandbox
-
-        sandbox = asyncio.run(create())
-        asyncio.run(sandbox.destroy())
-        assert stub.calls()[-1] == f"DELETE /v1/sandboxes/{ID}"
-    finally:
-        stop.set()
-        thread.join()
+    sandbox = asyncio.run(create())
+    asyncio.run(sandbox.destroy())
+    assert stub.calls()[-1] == f"DELETE /v1/sandboxes/{ID}"
 
 
 @pytest.mark.anyio
@@ -115,6 +106,11 @@ async def test_through_the_server_the_key_goes_along(stub: Stub, config: Connect
     assert lookup.params == [("use_server_proxy", "true")]
     assert ping.path == "/p/ping"
     assert ping.headers["open-sandbox-api-key"] == "key"
+
+    web = SandboxEndpoint(endpoint="h:1", headers={"T": "token"})
+    named = {"User-Agent": config.user_agent, "T": "token"}
+    assert web.build_request_headers(config) == named
+    assert web.build_request_headers(proxied) == {**named, "OPEN-SANDBOX-API-KEY": "key"}
 
 
 @pytest.mark.parametrize(
@@ -168,7 +164,7 @@ async def test_a_missing_key_says_how_to_give_one_here(
     stub.routes["GET", "/v1/x"] = Reply.error(401, "MISSING_API_KEY", "This server asks for an API key.", **sent)
     with pytest.raises(exceptions.AuthenticationException) as raised:
         await Connection.to_server(config).call("GET", "/x")
-    ours = "Pass api_key= to ConnectionConfig or set OPEN_SANDBOX_API_KEY."
+    ours = "Give api_key in the connection_config, or set OPEN_SANDBOX_API_KEY."
     assert raised.value.hint == " ".join([*sent.values(), ours])
     assert str(raised.value).endswith(ours)
     stub.routes["GET", "/v1/x"] = Reply.error(401, "INVALID_API_KEY", "Not that one.")
@@ -208,15 +204,17 @@ async def test_no_server_says_how_to_start_one() -> None:
 
 @pytest.mark.anyio
 async def test_silence_is_a_timeout_and_is_not_repeated(stub: Stub, config: ConnectionConfig) -> None:
-    silent = asyncio.Event()
+    asked, silent = threading.Event(), threading.Event()
 
-    async def hang(_: Received) -> Reply | None:
-        await silent.wait()
+    def hang(_: Received) -> Reply | None:
+        asked.set()
+        silent.wait(10)
         return None
 
     stub.routes["GET", "/v1/x"] = hang
     with pytest.raises(exceptions.SandboxTimeoutException, match="took too long"):
-        await Connection.to_server(config).call("GET", "/x", timeout=timedelta(milliseconds=50))
+        await Connection.to_server(config).call("GET", "/x", timeout=timedelta(milliseconds=500))
+    assert asked.wait(10)
     silent.set()
     assert len(stub.requests) == 1
 
@@ -262,7 +260,6 @@ def test_configuration_is_checked() -> None:
     for wrong in (
         {"protocol": "ftp"},
         {"request_timeout": timedelta()},
-        {"enable_tracing": True},
         {"surprise": 1},
         {"transport": object()},
     ):
@@ -284,3 +281,77 @@ def test_the_environment_fills_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_secrets_are_not_shown() -> None:
     assert "hunter2" not in repr(ConnectionConfig(api_key="hunter2", headers={"Authorization": "hunter2"}))
+
+
+@pytest.mark.anyio
+async def test_a_redirect_elsewhere_does_not_get_the_secrets(stub: Stub, config: ConnectionConfig) -> None:
+    with Stub() as other:
+        other.routes["GET", "/x"] = Reply.of({})
+        stub.routes["GET", "/v1/there"] = Reply(307, headers={"Location": f"http://{other.address}/x"})
+        stub.routes["GET", "/v1/here"] = Reply(307, headers={"Location": "/v1/x"})
+        stub.routes["GET", "/v1/x"] = Reply.of({})
+        server = Connection.to_server(config.model_copy(update={"follow_redirects": True}))
+        await server.call("GET", "/there")
+        await server.call("GET", "/here")
+    assert "open-sandbox-api-key" not in other.requests[0].headers
+    assert [request.headers["open-sandbox-api-key"] for request in stub.requests] == ["key"] * 3
+
+
+@pytest.mark.anyio
+async def test_the_active_span_is_passed_on(stub: Stub, config: ConnectionConfig) -> None:
+    stub.routes["GET", "/v1/x"] = Reply.of({})
+    server = Connection.to_server(config)
+    await server.call("GET", "/x")
+    assert "traceparent" not in stub.requests[-1].headers
+    context = trace.SpanContext(0xA1, 0xB2, is_remote=False, trace_flags=trace.TraceFlags(1))
+    carried = baggage.set_baggage("user", "ada", trace.set_span_in_context(trace.NonRecordingSpan(context)))
+    token = attach(carried)
+    try:
+        await server.call("GET", "/x")
+    finally:
+        detach(token)
+    assert stub.requests[-1].headers["traceparent"] == f"00-{0xA1:032x}-{0xB2:016x}-01"
+    assert "baggage" not in stub.requests[-1].headers
+
+
+@pytest.mark.anyio
+async def test_each_request_may_have_a_span(
+    stub: Stub, config: ConnectionConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[Recorded] = []
+
+    def start_span(name: str, **options: Any) -> Recorded:
+        spans.append(Recorded(name, options["attributes"]))
+        return spans[-1]
+
+    monkeypatch.setattr(trace, "get_tracer", lambda name: SimpleNamespace(start_span=start_span))
+    stub.routes["GET", "/v1/x"] = Reply.of({})
+    server = Connection.to_server(config.model_copy(update={"enable_tracing": True}))
+    await server.call("GET", "/x", params=[("secret", "1")])
+    with pytest.raises(exceptions.NotFoundException):
+        await server.call("GET", "/y")
+    good, bad = spans
+    assert stub.requests[0].headers["traceparent"] == f"00-{1:032x}-{2:016x}-00"
+    assert good.told == {
+        "http.request.method": "GET",
+        "url.full": f"http://{stub.address}/v1/x",
+        "http.response.status_code": 200,
+    }
+    assert bad.told["error.type"] == "NotFoundException"
+    assert [span.ended for span in spans] == [True, True]
+
+
+class Recorded(trace.NonRecordingSpan):
+    """A span that remembers."""
+
+    def __init__(self, name: str, attributes: dict[str, Any]) -> None:
+        super().__init__(trace.SpanContext(1, 2, is_remote=False))
+        self.name = name
+        self.told = dict(attributes)
+        self.ended = False
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        self.told[key] = value
+
+    def end(self, end_time: int | None = None) -> None:
+        self.ended = True

@@ -10,25 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from opensandbox import tracing
 from opensandbox.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from httpx2 import AsyncBaseTransport
+    from httpx2 import AsyncBaseTransport, BaseTransport
 else:
     # The HTTP client is imported with the first request, not with the configuration.
-    AsyncBaseTransport = Any
+    AsyncBaseTransport = BaseTransport = Any
 
-__all__ = ["ConnectionConfig", "RetryPolicy"]
+__all__ = ["ConnectionConfig", "ConnectionConfigSync", "RetryPolicy"]
 
 _API_KEY = "OPEN_SANDBOX_API_KEY"
 _DOMAIN = "OPEN_SANDBOX_DOMAIN"
 _DEFAULT_DOMAIN = "localhost:8080"
 
 
-class ConnectionConfig(BaseModel):
-    """Where the server is, and how to speak to it.
-
-        ConnectionConfig(domain="sandbox.example.org", protocol="https", api_key="...")
+class ConnectionSettings(BaseModel):
+    """What the configurations of asynchronous and synchronous programs have in common.
 
     What is not given is taken from the environment (`OPEN_SANDBOX_DOMAIN`, `OPEN_SANDBOX_API_KEY`), else
     `localhost:8080` without a key. All sandboxes that use equal configurations share one connection pool.
@@ -49,10 +48,6 @@ class ConnectionConfig(BaseModel):
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
     """Sent with every request, to server and sandboxes."""
     follow_redirects: bool = False
-    event_hooks: dict[str, list[Callable[..., Awaitable[None]]]] = Field(default_factory=dict, repr=False)
-    """`request` and `response` hooks of the HTTP client."""
-    transport: AsyncBaseTransport | None = Field(default=None, repr=False)
-    """An httpx2 transport to use instead of the SDK's own; whoever made it closes it."""
     retry_policy: RetryPolicy = Field(default_factory=RetryPolicy)
     use_server_proxy: bool = False
     """Reach sandboxes through the server, where they cannot be reached directly."""
@@ -62,6 +57,7 @@ class ConnectionConfig(BaseModel):
     disable_metrics: bool = False
     """Taken for compatibility: this SDK sends no usage reports, whatever it says."""
     enable_tracing: bool = False
+    """A span of OpenTelemetry for each request. A span that is active already is passed on in any case."""
 
     @field_validator("protocol")
     @classmethod
@@ -77,21 +73,11 @@ class ConnectionConfig(BaseModel):
             raise ValueError("request_timeout must be positive")
         return timeout
 
-    @field_validator("transport")
-    @classmethod
-    def _ours(cls, transport: Any) -> Any:
-        if transport is not None and not type(transport).__module__.startswith("httpx2"):
-            from httpx2 import AsyncBaseTransport as Base
-
-            if not isinstance(transport, Base):
-                raise ValueError("transport must be an httpx2.AsyncBaseTransport; this SDK uses httpx2, not httpx")
-        return transport
-
     @field_validator("enable_tracing")
     @classmethod
-    def _no_tracing_yet(cls, wanted: bool) -> bool:
-        if wanted:
-            raise ValueError("this version has no tracing; leave enable_tracing out")
+    def _can_trace(cls, wanted: bool) -> bool:
+        if wanted and not tracing.available():
+            raise ValueError("enable_tracing needs OpenTelemetry: pip install opentelemetry-api")
         return wanted
 
     def get_api_key(self) -> str | None:
@@ -111,3 +97,53 @@ class ConnectionConfig(BaseModel):
         """Where the lifecycle API is, without a slash at the end."""
         domain = self.get_domain().rstrip("/")
         return f"{domain}/v1" if "://" in domain else f"{self.protocol}://{domain}/v1"
+
+
+class ConnectionConfig(ConnectionSettings):
+    """Where the server is, and how to speak to it, for `Sandbox` and `SandboxManager`.
+
+        ConnectionConfig(domain="sandbox.example.org", protocol="https", api_key="...")
+
+    What is not given is taken from the environment (`OPEN_SANDBOX_DOMAIN`, `OPEN_SANDBOX_API_KEY`), else
+    `localhost:8080` without a key. All sandboxes that use equal configurations share one connection pool.
+    """
+
+    event_hooks: dict[str, list[Callable[..., Awaitable[None]]]] = Field(default_factory=dict, repr=False)
+    """`request` and `response` hooks of the HTTP client."""
+    transport: AsyncBaseTransport | None = Field(default=None, repr=False)
+    """An httpx2 transport to use instead of the SDK's own; whoever made it closes it."""
+
+    @field_validator("transport")
+    @classmethod
+    def _ours(cls, transport: Any) -> Any:
+        return _of_httpx2(transport, "AsyncBaseTransport")
+
+
+class ConnectionConfigSync(ConnectionSettings):
+    """Where the server is, and how to speak to it, for `SandboxSync` and `SandboxManagerSync`.
+
+        ConnectionConfigSync(domain="sandbox.example.org", protocol="https", api_key="...")
+
+    What is not given is taken from the environment (`OPEN_SANDBOX_DOMAIN`, `OPEN_SANDBOX_API_KEY`), else
+    `localhost:8080` without a key. All sandboxes that use equal configurations share one connection pool, in all
+    threads.
+    """
+
+    event_hooks: dict[str, list[Callable[..., None]]] = Field(default_factory=dict, repr=False)
+    """`request` and `response` hooks of the HTTP client."""
+    transport: BaseTransport | None = Field(default=None, repr=False)
+    """An httpx2 transport to use instead of the SDK's own; whoever made it closes it."""
+
+    @field_validator("transport")
+    @classmethod
+    def _ours(cls, transport: Any) -> Any:
+        return _of_httpx2(transport, "BaseTransport")
+
+
+def _of_httpx2(transport: Any, kind: str) -> Any:
+    if transport is not None:
+        import httpx2
+
+        if not isinstance(transport, getattr(httpx2, kind)):
+            raise ValueError(f"transport must be an httpx2.{kind}; this SDK uses httpx2, not httpx")
+    return transport

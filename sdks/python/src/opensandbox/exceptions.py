@@ -9,7 +9,7 @@
     - NotFoundException              404
     - ConflictException              409: the thing is in a state that does not allow it
     - SandboxRateLimitException      429: a limit is reached
-    - UnsupportedException           501: this runtime cannot do it
+    - UnsupportedException           501, some 400: this runtime cannot do it
     - UnavailableException           502, 503, 504: something that is needed does not answer
     - ServerException                500: our fault; the log has the details under the request id
   x SandboxInternalException       the answer could not be had or understood
@@ -25,7 +25,7 @@ Each carries `code`, `message`, `hint`, `request_id` and `status`; `str()` shows
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from opensandbox.models import Execution
@@ -135,11 +135,13 @@ class SandboxApiException(SandboxException):
         *,
         hint: str | None = None,
         retry_after: timedelta | None = None,
+        details: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(message, cause, error, request_id, is_retryable, hint=hint, status=status_code)
         self.status_code = status_code
         self.response_body = response_body
         self.retry_after = retry_after
+        self.details = details or {}
 
 
 class InvalidRequestException(SandboxApiException):
@@ -163,9 +165,19 @@ class ConflictException(SandboxApiException):
 
 
 class SandboxRateLimitException(SandboxApiException):
-    """A limit is reached; `retry_after` says when to try again, if the server said so."""
+    """A limit is reached.
+
+    `retry_after` is the time after which to try again, and `queue_position` how many wait already, if the server
+    says so.
+    """
 
     default_code = SandboxError.RATE_LIMIT
+
+    @property
+    def queue_position(self) -> int | None:
+        """The place in the queue at which the server would have put this request."""
+        position = self.details.get("queuePosition")
+        return position if isinstance(position, int) else None
 
 
 class UnsupportedException(SandboxApiException):

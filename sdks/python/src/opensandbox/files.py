@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from opensandbox import models
+from opensandbox.answers import translated
 from opensandbox.exceptions import InvalidArgumentException
 from opensandbox.multipart import Upload
-from opensandbox.transport import Connection, translated
+from opensandbox.transport import Connection
 
 
 class ByteStream:
@@ -91,8 +92,10 @@ class Files:
     ) -> ByteStream:
         """The file in chunks, for files that should not be held in memory as a whole.
 
-        async for chunk in await sandbox.files.read_bytes_stream("/tmp/big.bin"):
-            ...
+            async for chunk in await sandbox.files.read_bytes_stream("/etc/passwd"):
+                print(len(chunk))
+
+        Read it to its end, or close it.
         """
         params, headers = _part_of(path, range_header, offset, limit)
         stack = AsyncExitStack()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 from opensandbox import models
 from opensandbox.commands import Commands
 from opensandbox.concurrency import shielded, sleep
+from opensandbox.diagnostics import Diagnostics
+from opensandbox.egress import Egress
 from opensandbox.endpoints import EXECD_PORT
 from opensandbox.exceptions import (
     AuthenticationException,
@@ -23,9 +25,11 @@ from opensandbox.exceptions import (
     SandboxUnhealthyException,
 )
 from opensandbox.files import Files
+from opensandbox.health import Health
 from opensandbox.lifecycle import Lifecycle, default_config
 from opensandbox.metrics import Metrics
-from opensandbox.transport import NO_RETRIES, Connection
+from opensandbox.requests import create_request, why_unusable
+from opensandbox.transport import Connection
 
 if TYPE_CHECKING:
     from opensandbox.config import ConnectionConfig
@@ -34,8 +38,6 @@ logger = logging.getLogger("opensandbox")
 
 HealthCheck = Callable[["Sandbox"], Awaitable[bool]]
 
-DEFAULT_ENTRYPOINT = ["tail", "-f", "/dev/null"]
-DEFAULT_RESOURCE = {"cpu": "1", "memory": "2Gi"}
 # Ending a sandbox that could not be used must not hang the error that tells why.
 CLEANUP_LIMIT = timedelta(seconds=10)
 
@@ -68,6 +70,10 @@ class Sandbox:
         self._files = Files(self._execd)
         self._commands = Commands(self._execd)
         self._metrics = Metrics(self._execd)
+        self._health = Health(self._execd)
+        self._diagnostics = Diagnostics(lifecycle)
+        self._egress = Egress(lifecycle, sandbox_id)
+        self._origin = execd.origin
         self._timings: dict[str, float] = {}
         self._warnings: list[str] = []
 
@@ -97,48 +103,92 @@ class Sandbox:
         health_check_polling_interval: timedelta = timedelta(milliseconds=200),
         skip_health_check: bool = False,
         lifecycle: models.SandboxLifecycle | None = None,
+        idempotency_key: str | None = None,
     ) -> Sandbox:
         """Create a sandbox. When this returns, its first command works.
 
         `timeout` is the time after which it ends by itself; None leaves it until it is killed.
         `resource` limits it, by default `{"cpu": "1", "memory": "2Gi"}`. What the server's runtime cannot
         honour is an error that names the field.
+
+        Called again within a day with the same `idempotency_key` and arguments, it gives the sandbox that was
+        created then. Without one, each call has a key of its own.
         """
-        dump = models.base.dump
-        wanted = {
-            "image": _image(image),
-            "snapshotId": snapshot_id,
-            "timeout": _seconds(timeout),
-            "env": env,
-            "metadata": metadata,
-            "resourceLimits": DEFAULT_RESOURCE if resource is None else resource,
-            "resourceRequests": resource_requests,
-            "platform": dump(platform),
-            "networkPolicy": dump(network_policy),
-            "credentialProxy": dump(credential_proxy),
-            "extensions": extensions,
-            "secureAccess": secure_access,
-            "entrypoint": entrypoint or (DEFAULT_ENTRYPOINT if snapshot_id is None else None),
-            "volumes": [dump(volume) for volume in volumes] if volumes else None,
-            "lifecycle": dump(lifecycle),
-        }
-        request = {name: value for name, value in wanted.items() if value is not None}
-        config = connection_config or default_config()
-        api = Lifecycle(config)
-        api.open()
+        request = create_request(
+            image=image,
+            snapshot_id=snapshot_id,
+            timeout=timeout,
+            env=env,
+            metadata=metadata,
+            resource=resource,
+            resource_requests=resource_requests,
+            platform=platform,
+            network_policy=network_policy,
+            credential_proxy=credential_proxy,
+            extensions=extensions,
+            secure_access=secure_access,
+            entrypoint=entrypoint,
+            volumes=volumes,
+            lifecycle=lifecycle,
+        )
+        api = Lifecycle(connection_config or default_config())
+        interval = None if skip_health_check else health_check_polling_interval
+        return await cls._create(api, request, ready_timeout, health_check, interval, idempotency_key)
+
+    @classmethod
+    async def create_from_template(
+        cls,
+        template_id: str,
+        *,
+        timeout: timedelta,
+        ready_timeout: timedelta = timedelta(seconds=30),
+        metadata: dict[str, str] | None = None,
+        network_policy: models.NetworkPolicy | None = None,
+        extensions: dict[str, str] | None = None,
+        connection_config: ConnectionConfig | None = None,
+        health_check: HealthCheck | None = None,
+        health_check_polling_interval: timedelta = timedelta(milliseconds=200),
+        skip_health_check: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Sandbox:
+        """Create a sandbox from a template, which brings image, resources and entry point."""
+        if not template_id:
+            raise InvalidArgumentException("the template id is empty")
+        request = create_request(
+            template_id=template_id,
+            timeout=timeout,
+            metadata=metadata,
+            network_policy=network_policy,
+            extensions=extensions,
+        )
+        api = Lifecycle(connection_config or default_config())
+        interval = None if skip_health_check else health_check_polling_interval
+        return await cls._create(api, request, ready_timeout, health_check, interval, idempotency_key)
+
+    @classmethod
+    async def _create(
+        cls,
+        api: Lifecycle,
+        request: dict[str, Any],
+        ready_timeout: timedelta,
+        health_check: HealthCheck | None,
+        interval: timedelta | None,
+        key: str | None,
+    ) -> Sandbox:
         created: models.SandboxCreateResponse | None = None
+        api.open()
         try:
             deadline = time.monotonic() + ready_timeout.total_seconds()
-            created = await api.create(request, max(config.request_timeout, ready_timeout))
+            created = await api.create(request, max(api.config.request_timeout, ready_timeout), deadline, key)
             sandbox = cls(created.id, api, await api.endpoint(created.id, EXECD_PORT), health_check)
             sandbox._timings, sandbox._warnings = created.timings, created.warnings
             for warning in created.warnings:
                 logger.warning("sandbox %s: %s", created.id, warning)
-            if not skip_health_check:
+            if interval is not None:
                 _check_alive(created)
                 # An answer that carries the endpoints was given by a sandbox that works already.
                 if health_check is not None or str(EXECD_PORT) not in created.endpoints:
-                    await sandbox._wait(deadline, health_check_polling_interval)
+                    await sandbox._wait(deadline, interval)
             return sandbox
         except BaseException:
             with shielded(CLEANUP_LIMIT):
@@ -157,12 +207,43 @@ class Sandbox:
     ) -> Sandbox:
         """Use a sandbox that exists already."""
         api = Lifecycle(connection_config or default_config())
+        interval = None if skip_health_check else health_check_polling_interval
+        return await cls._attach(api, sandbox_id, connect_timeout, health_check, interval, resume=False)
+
+    @classmethod
+    async def resume(
+        cls,
+        sandbox_id: str,
+        connection_config: ConnectionConfig | None = None,
+        health_check: HealthCheck | None = None,
+        resume_timeout: timedelta = timedelta(seconds=30),
+        health_check_polling_interval: timedelta = timedelta(milliseconds=200),
+        skip_health_check: bool = False,
+    ) -> Sandbox:
+        """Let a paused sandbox go on, and use it."""
+        api = Lifecycle(connection_config or default_config())
+        interval = None if skip_health_check else health_check_polling_interval
+        return await cls._attach(api, sandbox_id, resume_timeout, health_check, interval, resume=True)
+
+    @classmethod
+    async def _attach(
+        cls,
+        api: Lifecycle,
+        sandbox_id: str,
+        timeout: timedelta,
+        health_check: HealthCheck | None,
+        interval: timedelta | None,
+        *,
+        resume: bool,
+    ) -> Sandbox:
         api.open()
         try:
-            deadline = time.monotonic() + connect_timeout.total_seconds()
+            deadline = time.monotonic() + timeout.total_seconds()
+            if resume:
+                await api.resume(sandbox_id)
             sandbox = cls(sandbox_id, api, await api.endpoint(sandbox_id, EXECD_PORT), health_check)
-            if not skip_health_check:
-                await sandbox._wait(deadline, health_check_polling_interval)
+            if interval is not None:
+                await sandbox._wait(deadline, interval)
             return sandbox
         except BaseException:
             with shielded(CLEANUP_LIMIT):
@@ -192,6 +273,16 @@ class Sandbox:
         return self._metrics
 
     @property
+    def diagnostics(self) -> Diagnostics:
+        """What to look at when it does not do what it should."""
+        return self._diagnostics
+
+    @property
+    def origin(self) -> str:
+        """Where it came from, one of `opensandbox.models.sandboxes.SandboxOrigin`."""
+        return self._origin or "unknown"
+
+    @property
     def connection_config(self) -> ConnectionConfig:
         """The configuration it was created or connected with."""
         return self._lifecycle.config
@@ -214,9 +305,44 @@ class Sandbox:
         """Where a port of it is reached from outside."""
         return await self._lifecycle.endpoint(self._id, port)
 
+    async def get_signed_endpoint(self, port: int, expires: int) -> models.SandboxEndpoint:
+        """Where a port is reached by whoever has this address, until `expires` (seconds since 1970)."""
+        return await self._lifecycle.signed_endpoint(self._id, port, expires)
+
+    def files_with_identity(self, uid: int, gid: int) -> Files:
+        """Its files, read and written as that user and group."""
+        if uid < 0 or gid < 0:
+            raise InvalidArgumentException("uid and gid are not negative")
+        return Files(self._execd.below(f"/v1/filesystem/{uid}/{gid}", "Reading and writing files as another user"))
+
     async def get_metrics(self) -> models.SandboxMetrics:
         """Processor and memory it uses."""
         return await self._metrics.get_metrics(self._id)
+
+    async def get_diagnostic_logs(self, scope: str) -> models.DiagnosticContent:
+        """The end of its entry point's output; `scope` is `container` or `all`."""
+        return await self._diagnostics.get_logs(self._id, scope)
+
+    async def get_diagnostic_events(self, scope: str) -> models.DiagnosticContent:
+        """What happened to it, a line each; `scope` is `runtime` or `all`."""
+        return await self._diagnostics.get_events(self._id, scope)
+
+    def events(self, *, follow: bool = True, after: int | None = None) -> AsyncGenerator[models.SandboxEvent, None]:
+        """What happened to it, and, unless `follow` is False, what happens from now on until it is gone.
+
+            async for event in sandbox.events(follow=False):
+                print(event.at, event.event, event.state)
+
+        `after` is the `seq` of the last event that was seen. A broken connection is made again and goes on after
+        the last event that came.
+        """
+        return self._lifecycle.events(self._id, follow=follow, after=after)
+
+    async def executions(
+        self, *, page: int | None = None, page_size: int | None = None
+    ) -> models.PagedExecutionRecords:
+        """Who ran what in it, when, and how it ended; newest first."""
+        return await self._lifecycle.executions(self._id, page, page_size)
 
     async def is_healthy(self) -> bool:
         """Whether it answers; with a health check of its own, what that says."""
@@ -234,6 +360,30 @@ class Sandbox:
     async def renew(self, timeout: timedelta) -> models.SandboxRenewResponse:
         """Let it expire that long from now, sooner or later than before."""
         return await self._lifecycle.renew(self._id, timeout)
+
+    async def patch_metadata(self, patch: dict[str, str | None]) -> models.SandboxInfo:
+        """Set keys of its metadata, remove those that are None, leave the others."""
+        return await self._lifecycle.patch_metadata(self._id, patch)
+
+    async def create_snapshot(self, name: str | None = None) -> models.SnapshotInfo:
+        """Keep its file system, to create others from it."""
+        return await self._lifecycle.create_snapshot(self._id, name)
+
+    async def get_egress_policy(self) -> models.NetworkPolicy:
+        """Which addresses it may reach."""
+        return await self._egress.get_policy()
+
+    async def patch_egress_rules(self, rules: list[models.NetworkRule]) -> None:
+        """Add rules to what it may reach, in front of those that are there."""
+        await self._egress.patch_rules(rules)
+
+    async def delete_egress_rules(self, targets: list[str]) -> None:
+        """Remove the rules for these targets."""
+        await self._egress.delete_rules(targets)
+
+    async def pause(self) -> None:
+        """Stop all its processes where they are; `Sandbox.resume` lets them go on."""
+        await self._lifecycle.pause(self._id)
 
     async def kill(self) -> None:
         """End it. Its files are gone with it."""
@@ -264,8 +414,7 @@ class Sandbox:
     async def _healthy(self) -> bool:
         if self._health_check is not None:
             return bool(await self._health_check(self))
-        await self._execd.call("GET", "/ping", policy=NO_RETRIES)
-        return True
+        return await self._health.ping()
 
     async def _wait(self, deadline: float, interval: timedelta) -> None:
         why: Exception | None = None
@@ -289,17 +438,11 @@ class Sandbox:
 
 
 def _check_alive(created: models.SandboxCreateResponse) -> None:
-    if created.status.state not in ("Terminated", "Failed"):
-        return
-    end = created.end
-    how = f"{end.reason}" if end else created.status.reason or created.status.state
-    if end and end.exit_code is not None:
-        how += f" with code {end.exit_code}"
-    said = (end and end.message) or created.status.message
-    raise SandboxUnhealthyException(
-        f"the entry point {created.entrypoint} ended at once: {how}" + (f" ({said})" if said else ""),
-        hint="The sandbox lives as long as its entry point; leave it out, or give one that keeps running.",
-    )
+    why = why_unusable(created)
+    if why is not None:
+        raise SandboxUnhealthyException(
+            why, hint="The sandbox lives as long as its entry point; leave it out, or give one that keeps running."
+        )
 
 
 async def _undo(api: Lifecycle, created: models.SandboxCreateResponse | None) -> None:
@@ -310,19 +453,3 @@ async def _undo(api: Lifecycle, created: models.SandboxCreateResponse | None) ->
         logger.warning("sandbox %s could not be used, and not be deleted either: %s", created and created.id, error)
     finally:
         await api.close()
-
-
-def _image(image: models.SandboxImageSpec | str | None) -> dict[str, Any] | None:
-    if image is None:
-        return None
-    spec = models.SandboxImageSpec(image) if isinstance(image, str) else image
-    return {"uri": spec.image, **({"auth": models.base.dump(spec.auth)} if spec.auth else {})}
-
-
-def _seconds(timeout: timedelta | None) -> int | None:
-    if timeout is None:
-        return None
-    seconds = int(timeout.total_seconds())
-    if seconds < 60:
-        raise InvalidArgumentException("timeout is at least 60 seconds", hint="Call kill() to end a sandbox sooner.")
-    return seconds

@@ -10,24 +10,17 @@ from __future__ import annotations
 import json as jsonlib
 import logging
 import os
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from opensandbox.concurrency import PerLoop, sleep
-from opensandbox.exceptions import (
-    SandboxApiException,
-    SandboxConnectionException,
-    SandboxError,
-    SandboxException,
-    SandboxInternalException,
-    SandboxTimeoutException,
-    class_of_status,
-)
+from opensandbox.answers import error_of_body, log_to_stderr, translated, unsupported_route
+from opensandbox.concurrency import SharedDict, sleep
+from opensandbox.exceptions import SandboxApiException, SandboxConnectionException, SandboxException
 from opensandbox.retry import Failure, JitterMode, RetryEvent, RetryPolicy, parse_retry_after
-from opensandbox.wire.errors import Code
+from opensandbox.sse import EventSplitter
+from opensandbox.tracing import traced
 
 if TYPE_CHECKING:
     import httpx2
@@ -41,8 +34,12 @@ logger = logging.getLogger("opensandbox")
 API_KEY_HEADER = "OPEN-SANDBOX-API-KEY"
 REQUEST_ID_HEADER = "X-Request-ID"
 NO_RETRIES = RetryPolicy(max_retries=0)
+# Where a request carries the names of its secrets, for when it is redirected.
+_SECRETS = "opensandbox.secrets"
 
 Params = Sequence[tuple[str, str]]
+# Asked, with the pause that would come first, whether a request may be sent again although its method forbids it.
+Repeatable = Callable[[timedelta], Awaitable[bool]]
 
 
 class _Pool:
@@ -56,7 +53,7 @@ class _Pool:
         limits = httpx2.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=15)
         self.client = httpx2.AsyncClient(
             transport=config.transport or httpx2.AsyncHTTPTransport(verify=_tls(config), limits=limits),
-            event_hooks=config.event_hooks or None,
+            event_hooks=_hooks(config),
             follow_redirects=config.follow_redirects,
         )
 
@@ -75,7 +72,27 @@ def _tls(config: ConnectionConfig) -> Any:
     return True
 
 
-_pools = PerLoop("opensandbox.pools")
+async def _keep_secrets(request: httpx2.Request) -> None:
+    """A redirect to somewhere else must not take keys and tokens along."""
+    origin, names = request.extensions.get(_SECRETS, (None, ()))
+    if origin is not None and _origin(request.url) != origin:
+        for name in names:
+            request.headers.pop(name, None)
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
+
+
+def _hooks(config: ConnectionConfig) -> dict[str, list[Callable[..., Any]]]:
+    hooks: dict[str, list[Callable[..., Any]]] = {kind: list(found) for kind, found in config.event_hooks.items()}
+    if config.follow_redirects:
+        # Last, so that it has the last word.
+        hooks.setdefault("request", []).append(_keep_secrets)
+    return hooks
+
+
+_pools: SharedDict[tuple[object, ...], _Pool] = SharedDict("opensandbox.pools")
 
 
 def _pool_key(config: ConnectionConfig) -> tuple[object, ...]:
@@ -87,11 +104,11 @@ class Lease:
     """A hold on the pool of a configuration; the pool is closed when the last one lets go."""
 
     def __init__(self, config: ConnectionConfig) -> None:
-        pools: dict[object, _Pool] = _pools.get()
         self._key = _pool_key(config)
-        pool = pools.get(self._key) or _Pool(config)
-        pools[self._key] = pool
-        pool.users += 1
+        with _pools.open() as pools:
+            pool = pools.get(self._key) or _Pool(config)
+            pools[self._key] = pool
+            pool.users += 1
         self._pool: _Pool | None = pool
 
     @property
@@ -102,23 +119,32 @@ class Lease:
 
     async def release(self) -> None:
         """Let go. Harmless when repeated."""
-        pool, self._pool = self._pool, None
-        if pool is None:
-            return
-        pool.users -= 1
-        pools: dict[object, _Pool] = _pools.get()
-        # In another event loop than the one it was made in, the pool's connections are dead already.
-        if pool.users == 0 and pools.get(self._key) is pool:
-            del pools[self._key]
+        with _pools.open() as pools:
+            pool, self._pool = self._pool, None
+            if pool is None:
+                return
+            pool.users -= 1
+            # A pool of another event loop, or of the process that forked this one, is not ours to close.
+            last = pool.users == 0 and pools.get(self._key) is pool
+            if last:
+                del pools[self._key]
+        if last:
             await pool.close()
 
 
 class Connection:
-    """One base address, with the headers it wants."""
+    """One base address, with the headers it wants.
 
-    def __init__(self, config: ConnectionConfig, base_url: str, headers: Mapping[str, str]) -> None:
+    `headers` are secrets of that address. `optional` names what is below it, where not every server has that.
+    """
+
+    def __init__(
+        self, config: ConnectionConfig, base_url: str, headers: Mapping[str, str], optional: str | None = None
+    ) -> None:
         self.config = config
         self.base_url = base_url.rstrip("/")
+        self._secrets = dict(headers)
+        self._optional = optional
         self._headers = {
             "User-Agent": config.user_agent,
             "Accept": "application/json",
@@ -127,7 +153,7 @@ class Connection:
             **headers,
         }
         if config.debug:
-            _log_to_stderr()
+            log_to_stderr()
 
     @classmethod
     def to_server(cls, config: ConnectionConfig) -> Connection:
@@ -143,6 +169,10 @@ class Connection:
             config, f"{config.get_protocol()}://{endpoint}", {**({API_KEY_HEADER: key} if key else {}), **headers}
         )
 
+    def below(self, path: str, what: str) -> Connection:
+        """The same, at an address further down that not every server has."""
+        return Connection(self.config, self.base_url + path, self._secrets, what)
+
     async def call(
         self,
         method: str,
@@ -154,10 +184,19 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         policy: RetryPolicy | None = None,
         timeout: timedelta | None = None,
+        repeatable: Repeatable | None = None,
     ) -> httpx2.Response:
         """Send a request and read the whole answer; an error status is raised."""
         async with self.stream(
-            method, path, params=params, json=json, body=body, headers=headers, policy=policy, timeout=timeout
+            method,
+            path,
+            params=params,
+            json=json,
+            body=body,
+            headers=headers,
+            policy=policy,
+            timeout=timeout,
+            repeatable=repeatable,
         ) as response:
             with translated(method, self.base_url):
                 await response.aread()
@@ -175,6 +214,7 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         policy: RetryPolicy | None = None,
         timeout: timedelta | None = None,
+        repeatable: Repeatable | None = None,
         endless: bool = False,
     ) -> AsyncIterator[httpx2.Response]:
         """Send a request and hand out the answer unread; an error status is raised.
@@ -192,29 +232,61 @@ class Connection:
         else:
             content = None
 
+        secrets = (_origin(httpx2.URL(self.base_url)), tuple(self._secrets)) if self.config.follow_redirects else ()
         lease = Lease(self.config)
         try:
+            with traced(self.config.enable_tracing, method, self.base_url + path) as trace:
+                all_headers |= trace.headers
 
-            def build() -> httpx2.Request:
-                return lease.client.build_request(
-                    method,
-                    self.base_url + path,
-                    params=list(params) or None,
-                    content=body() if body is not None else content,
-                    headers=all_headers,
-                    timeout=limit,
-                )
+                def build() -> httpx2.Request:
+                    return lease.client.build_request(
+                        method,
+                        self.base_url + path,
+                        params=list(params) or None,
+                        content=body() if body is not None else content,
+                        headers=all_headers,
+                        timeout=limit,
+                        extensions={_SECRETS: secrets} if secrets else None,
+                    )
 
-            response = await self._attempts(lease.client, build, policy or self.config.retry_policy)
-            try:
-                yield response
-            finally:
-                await response.aclose()
+                response = await self._attempts(lease.client, build, policy or self.config.retry_policy, repeatable)
+                trace.answered(response.status_code)
+                try:
+                    yield response
+                finally:
+                    await response.aclose()
         finally:
             await lease.release()
 
+    async def events(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params = (),
+        json: object = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[str, None]:
+        """The data of each server-sent event of an answer. Whoever stops before its end closes it."""
+        wanted = {"Accept": "text/event-stream", "Cache-Control": "no-cache", **(headers or {})}
+        splitter = EventSplitter()
+        async with self.stream(method, path, params=params, json=json, headers=wanted, endless=True) as response:
+            chunks = response.aiter_raw()
+            request_id = response.request.headers.get(REQUEST_ID_HEADER)
+            while True:
+                with translated(method, self.base_url, request_id):
+                    chunk = await anext(chunks, None)
+                for data in splitter.finish() if chunk is None else splitter.feed(chunk):
+                    yield data
+                if chunk is None:
+                    return
+
     async def _attempts(
-        self, client: httpx2.AsyncClient, build: Callable[[], httpx2.Request], policy: RetryPolicy
+        self,
+        client: httpx2.AsyncClient,
+        build: Callable[[], httpx2.Request],
+        policy: RetryPolicy,
+        repeatable: Repeatable | None,
     ) -> httpx2.Response:
         attempt, pause = 0, timedelta()
         while True:
@@ -227,15 +299,16 @@ class Connection:
                 ):
                     return response
                 answer = await _error_of(response, request)
-                failed: SandboxException = answer
+                failed: SandboxException = unsupported_route(answer, self._optional) if self._optional else answer
                 failure, retry_after = Failure.STATUS, answer.retry_after
             except SandboxConnectionException as error:
                 failed, retry_after = error, None
                 failure = Failure.NOT_SENT if error.is_retryable else Failure.BROKEN
-            if not policy.allows(request.method, attempt, failure, failed.status):
+            allowed = policy.allows(request.method, attempt, failure, failed.status)
+            if not allowed and (repeatable is None or not policy.allows("PUT", attempt, failure, failed.status)):
                 raise failed
             delay = policy.delay(attempt, pause, retry_after)
-            if delay is None:
+            if delay is None or (repeatable is not None and not allowed and not await repeatable(delay)):
                 raise failed
             pause = delay
             logger.debug("%s %s: %s; again in %.1f s", request.method, request.url, failed, pause.total_seconds())
@@ -251,40 +324,6 @@ class Connection:
         return response
 
 
-@contextmanager
-def translated(method: str, base_url: str, request_id: str | None = None) -> Iterator[None]:
-    import httpx2
-
-    try:
-        yield
-    except httpx2.ConnectError as error:
-        raise SandboxConnectionException(
-            f"cannot connect to {base_url}: {error}",
-            error,
-            hint="Is the server running there? `opensandbox-server` starts one on localhost:8080;"
-            " OPEN_SANDBOX_DOMAIN or ConnectionConfig(domain=...) names another.",
-            is_retryable=True,
-            request_id=request_id,
-        ) from error
-    except httpx2.TimeoutException as error:
-        raise SandboxTimeoutException(
-            f"{method} to {base_url} took too long",
-            error,
-            hint="Raise ConnectionConfig(request_timeout=...) if it may take longer.",
-            request_id=request_id,
-        ) from error
-    except (httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
-        raise SandboxInternalException(
-            f"{base_url} is not an address this SDK can use: {error}",
-            error,
-            hint="Correct ConnectionConfig(domain=...).",
-        ) from error
-    except httpx2.TransportError as error:
-        raise SandboxConnectionException(
-            f"the connection to {base_url} broke: {error or type(error).__name__}", error, request_id=request_id
-        ) from error
-
-
 async def _error_of(response: httpx2.Response, request: httpx2.Request) -> SandboxApiException:
     """The exception for an answer with an error status."""
     try:
@@ -298,54 +337,3 @@ async def _error_of(response: httpx2.Response, request: httpx2.Request) -> Sandb
         request_id=response.headers.get(REQUEST_ID_HEADER) or request.headers.get(REQUEST_ID_HEADER),
         retry_after=parse_retry_after(response.headers.get("Retry-After")),
     )
-
-
-def error_of_body(
-    status: int, body: bytes, *, request_id: str | None = None, retry_after: timedelta | None = None
-) -> SandboxApiException:
-    """The exception for an error document, whatever of the expected shape it has."""
-    try:
-        document = jsonlib.loads(body)
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        document = {}
-    message = document.get("message") or _schema_violations(document.get("detail"))
-    if not message:
-        message = body[:500].decode("utf-8", "replace").strip() or f"answered with status {status}"
-    kind = class_of_status(status)
-    code = document.get("code") or kind.default_code
-    hint = document.get("hint")
-    if code == Code.MISSING_API_KEY:
-        # The server names the header, as it must for every client; here there are shorter ways.
-        hint = " ".join(filter(None, [hint, "Pass api_key= to ConnectionConfig or set OPEN_SANDBOX_API_KEY."]))
-    return kind(
-        str(message),
-        status_code=status,
-        error=SandboxError(str(code), str(message), hint),
-        request_id=document.get("requestId") or request_id,
-        response_body=body,
-        is_retryable=status in (429, 502, 503),
-        retry_after=retry_after,
-    )
-
-
-def _schema_violations(detail: object) -> str:
-    if isinstance(detail, str):
-        return detail
-    if not isinstance(detail, list):
-        return ""
-    lines = []
-    for entry in detail:
-        if isinstance(entry, dict):
-            place = ".".join(str(step) for step in entry.get("loc", ()))
-            lines.append(f"{place}: {entry.get('msg', 'invalid')}" if place else str(entry.get("msg", "invalid")))
-    return "; ".join(lines)
-
-
-def _log_to_stderr() -> None:
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel(logging.DEBUG)

@@ -19,6 +19,14 @@ class OutputMessage(Value):
     is_error: bool = False
 
 
+class OutputBytes(Value):
+    """A piece of output exactly as the command wrote it: no lines, no encoding."""
+
+    data: bytes
+    timestamp: int
+    is_error: bool = False
+
+
 class ExecutionResult(Value):
     """A value that running code gave back."""
 
@@ -113,12 +121,17 @@ class ExecutionHandlers(Value):
 
     `skip_accumulation` keeps output out of the returned `Execution`, for commands that print more than should be
     held in memory.
+
+    `on_output` gets the bytes of both streams as they are written, for those who pass them on: text that is not
+    UTF-8, lines that are not finished yet. There are no lines then: the other two are not called for output,
+    and the `Execution` holds none.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     on_stdout: Callable[[OutputMessage], Awaitable[None] | None] | None = None
     on_stderr: Callable[[OutputMessage], Awaitable[None] | None] | None = None
+    on_output: Callable[[OutputBytes], Awaitable[None] | None] | None = None
     on_result: Callable[[ExecutionResult], Awaitable[None] | None] | None = None
     on_execution_complete: Callable[[ExecutionComplete], Awaitable[None] | None] | None = None
     on_error: Callable[[ExecutionError], Awaitable[None] | None] | None = None
@@ -167,3 +180,9 @@ class CommandLogs(Value):
 
     content: str
     cursor: int | None = None
+
+
+class CommandSession(Value):
+    """A shell that keeps its state between commands."""
+
+    session_id: str

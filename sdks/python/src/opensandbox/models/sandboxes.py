@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal, Self
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
@@ -13,16 +14,22 @@ from opensandbox.wire.lifecycle import EndReason as SandboxEndReason
 from opensandbox.wire.lifecycle import Enforcement, SandboxState
 from opensandbox.wire.lifecycle import Isolation as SandboxIsolation
 
+if TYPE_CHECKING:
+    from opensandbox.config import ConnectionSettings
+
 __all__ = [
     "OSSFS",
     "PVC",
+    "CreateSnapshotRequest",
     "CredentialProxyConfig",
     "Enforcement",
     "Host",
     "LifecycleHook",
     "NetworkPolicy",
+    "NetworkPolicyStatus",
     "NetworkRule",
     "PagedSandboxInfos",
+    "PagedSnapshotInfos",
     "PaginationInfo",
     "PeriodicLifecycleHook",
     "PlatformSpec",
@@ -38,9 +45,13 @@ __all__ = [
     "SandboxIsolation",
     "SandboxLifecycle",
     "SandboxMetrics",
+    "SandboxOrigin",
     "SandboxRenewResponse",
     "SandboxState",
     "SandboxStatus",
+    "SnapshotFilter",
+    "SnapshotInfo",
+    "SnapshotStatus",
     "Volume",
 ]
 
@@ -85,6 +96,12 @@ class NetworkPolicy(Value):
 
     default_action: Literal["allow", "deny"] | None = Field(default="deny", alias="defaultAction")
     egress: list[NetworkRule] | None = None
+
+
+class NetworkPolicyStatus(Answer):
+    """The policy in force, as its enforcer tells it."""
+
+    policy: NetworkPolicy
 
 
 class CredentialProxyConfig(Value):
@@ -233,12 +250,29 @@ class SandboxInfo(Answer):
     """What is really enforced, and by what means."""
 
 
+class SandboxOrigin(StrEnum):
+    """Where a sandbox came from."""
+
+    TEMPLATE = "template"
+    UNKNOWN = "unknown"
+
+
 class SandboxEndpoint(Value):
     """Where a port of a sandbox is reached: an address without a scheme, and headers to send with it."""
 
     endpoint: str
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
     origin: str | None = None
+
+    def build_request_headers(self, connection_config: ConnectionSettings) -> dict[str, str]:
+        """What to send along to this address; the API key only where the way leads through the server."""
+        key = connection_config.get_api_key() if connection_config.use_server_proxy else None
+        return {
+            "User-Agent": connection_config.user_agent,
+            **connection_config.headers,
+            **({"OPEN-SANDBOX-API-KEY": key} if key else {}),
+            **self.headers,
+        }
 
 
 class SandboxCreateResponse(SandboxInfo):
@@ -281,6 +315,48 @@ class PagedSandboxInfos(Answer):
     """A page of sandboxes, newest first."""
 
     sandbox_infos: list[SandboxInfo] = Field(validation_alias=AliasChoices("sandbox_infos", "items"))
+    pagination: PaginationInfo
+
+
+class SnapshotStatus(Answer):
+    """How far a snapshot is: `Creating`, `Ready`, `Failed` or `Deleting`."""
+
+    state: str
+    reason: str | None = None
+    message: str | None = None
+    last_transition_at: datetime | None = None
+
+
+class SnapshotInfo(Answer):
+    """A file system that was kept, to create sandboxes from."""
+
+    id: str
+    sandbox_id: str
+    name: str | None = None
+    status: SnapshotStatus
+    created_at: datetime
+
+
+class CreateSnapshotRequest(Value):
+    """A name for a snapshot, if it should have one."""
+
+    name: NotBlank | None = None
+
+
+class SnapshotFilter(Value):
+    """Which snapshots to list: of that sandbox, with that name, in any of `states`."""
+
+    sandbox_id: str | None = None
+    name: str | None = None
+    states: list[str] | None = None
+    page_size: int | None = Field(default=None, gt=0)
+    page: int | None = Field(default=None, ge=0)
+
+
+class PagedSnapshotInfos(Answer):
+    """A page of snapshots, newest first."""
+
+    snapshot_infos: list[SnapshotInfo] = Field(validation_alias=AliasChoices("snapshot_infos", "items"))
     pagination: PaginationInfo
 
 
