@@ -1,0 +1,3 @@
+module opensandbox.io/bench/fileserver
+
+go 1.26.0

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of one sandbox with our SDK: create, first output, warm command, get, delete. Floors in between."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import opensandbox
+from opensandbox import ConnectionConfig, Sandbox, config
+
+from . import floor
+from .figure import Book, Figure, Times
+from .world import World
+
+FIGURES = (
+    Figure("create.first_output", "create, then `echo`: until its output is there", most_floors=12),
+    Figure("create.first_output_kept", "the same when the program has a connection already"),
+    Figure("create.first_output_sync", "the same with the synchronous SDK"),
+    Figure("create.first_output_stub", "the same against the stub: our SDK's own share"),
+    Figure("create.answer", "`Sandbox.create` alone"),
+    Figure("create.stage.*", "a stage of create, as the server tells it in the answer"),
+    Figure("command.warm_true", "`true` in a sandbox that has run a command before", most_floors=3),
+    Figure("get", "`get_info`"),
+    Figure("delete", "`kill`: until the sandbox is gone"),
+)
+LIFE = timedelta(minutes=5)
+
+
+def measure(world: World, book: Book) -> None:
+    """Rounds against server and stub in turn, with a spawn before each."""
+    count = world.rounds(50)
+    times, stages = Times(), Times()
+    asyncio.run(_rounds(world.server.address, world.stub, count, times, stages))
+    spawn = times["spawn"]
+    book.times("create.first_output", times["first_output"], spawn)
+    book.times("create.first_output_kept", times["first_output_kept"], spawn)
+    _synchronous(world, book, count)
+    book.times("create.first_output_stub", times["stub"], spawn)
+    book.times("create.answer", times["create"], spawn)
+    for name in stages.names():
+        book.times(f"create.stage.{name}", stages[name])
+    if not stages.names():
+        book.missing("create.stage.*", "the server's answer has no timings")
+    book.times("command.warm_true", times["warm"], spawn)
+    book.times("get", times["get"], spawn)
+    book.times("delete", times["delete"], spawn)
+
+
+async def _rounds(server: str, stub: str, count: int, times: Times, stages: Times) -> None:
+    own = ConnectionConfig(domain=server)
+    # The key, which a server without one ignores, makes it another configuration: one sandbox keeps its connections.
+    kept = ConnectionConfig(domain=server, api_key="kept")
+    keeper = await Sandbox.create("host", timeout=LIFE, connection_config=kept)
+    for number in range(count + 1):
+        with times.measure("spawn"):
+            floor.spawn()
+        await _life(own, times, stages)
+        with times.measure("first_output_kept"):
+            sandbox = await Sandbox.create("host", timeout=LIFE, connection_config=kept)
+            await sandbox.commands.run("echo ready")
+        await sandbox.destroy()
+        with times.measure("stub"):
+            sandbox = await Sandbox.create("host", timeout=LIFE, connection_config=ConnectionConfig(domain=stub))
+            await sandbox.commands.run("echo ready")
+        await sandbox.destroy()
+        if not number:
+            times.forget()
+            stages.forget()
+    await keeper.destroy()
+
+
+async def _life(connection: ConnectionConfig, times: Times, stages: Times) -> None:
+    with times.measure("first_output"):
+        with times.measure("create"):
+            sandbox = await Sandbox.create("host", timeout=LIFE, connection_config=connection)
+        await sandbox.commands.run("echo ready")
+    for name, taken in sandbox.timings.items():
+        stages[name].append(taken)
+    with times.measure("warm"):
+        await sandbox.commands.run("true")
+    with times.measure("get"):
+        await sandbox.get_info()
+    with times.measure("delete"):
+        await sandbox.kill()
+    # Lets go of the last connection: the next round opens its own, as a program that makes one sandbox does.
+    await sandbox.close()
+
+
+def _synchronous(world: World, book: Book, count: int) -> None:
+    name = "create.first_output_sync"
+    kind: Any = getattr(opensandbox, "SandboxSync", None)
+    configuration: Any = getattr(config, "ConnectionConfigSync", None)
+    if kind is None or configuration is None:
+        book.missing(name, "this SDK has no SandboxSync yet")
+        return
+    times = Times()
+    for number in range(count + 1):
+        with times.measure("spawn"):
+            floor.spawn()
+        with times.measure("first_output"):
+            connection = configuration(domain=world.server.address)
+            sandbox = kind.create("host", timeout=LIFE, connection_config=connection)
+            sandbox.commands.run("echo ready")
+        sandbox.kill()
+        sandbox.close()
+        if not number:
+            times.forget()
+    book.times(name, times["first_output"], times["spawn"])
