@@ -13,7 +13,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 ARCH := $(subst aarch64,arm64,$(subst x86_64,amd64,$(shell uname -m)))
 BIN := server/src/opensandbox_server/_bin/linux-$(ARCH)
 PYTHON_BIN := .venv/bin/python
-PROJECTS := server sdks/python
+PROJECTS := server sdks/python cli
 
 VENV := .venv/.installed
 COMPAT := .venv-compat/.installed
@@ -21,7 +21,7 @@ BINARIES := $(BIN)/.built
 STATICCHECK := .tools/staticcheck
 
 GO_SOURCES := $(shell find node -name '*.go' -not -name '*_test.go' 2>/dev/null) node/go.mod node/go.sum
-PYTHON_CODE := $(wildcard server sdks/python tools tests examples bench)
+PYTHON_CODE := $(wildcard server sdks/python cli tools tests examples bench)
 
 # --- for a newcomer --------------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ check: setup $(STATICCHECK) ## formatting, lint, types, stale generated files, l
 .PHONY: format
 format: setup ## format Go and Python, fix what the linter can fix
 	@.venv/bin/ruff check --quiet --fix-only $(PYTHON_CODE); .venv/bin/ruff format --quiet $(PYTHON_CODE)
-	@gofmt -w $$(find node tools/go -name '*.go')
+	@gofmt -w $$(find node tools/go bench -name '*.go')
 
 .PHONY: generate
 generate: $(VENV) ## write the types and reference pages that come from spec/ and config.py
@@ -70,8 +70,8 @@ test-all: setup setup-test system-packages ## `make test`, and what takes longer
 	@$(PYTHON_BIN) tools/run_tests.py --all
 
 .PHONY: bench
-bench: setup ## time from create to the first output, against the floor of this machine
-	@$(PYTHON_BIN) bench/first_output.py
+bench: setup $(COMPAT) ## the times and sizes we promise, against the floor of this machine (bench/README.md)
+	@$(PYTHON_BIN) -m bench
 
 .PHONY: build
 build: setup ## wheels for x86_64 and aarch64, the Go programs inside, into dist/
@@ -101,8 +101,12 @@ prerequisites-demo:
 system-packages:
 	@tools/install-system-packages qemu-system-x86 mmdebstrap e2fsprogs
 
-.PHONY: setup-test
-setup-test: $(COMPAT) $(STATICCHECK)
+# A browser, for tests of what web pages can and cannot do.
+.PHONY: setup-test browser
+setup-test: $(COMPAT) $(STATICCHECK) browser
+browser:
+	@tools/install-system-packages chromium
+
 
 $(VENV): requirements-dev.txt $(PROJECTS:%=%/pyproject.toml) tools/make-venv | prerequisites
 	@echo "installing Python packages into .venv"

@@ -12,7 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 # Where a file wants one of these names, the idea in it has not been found yet.
-PUBLISHED = {Path("sdks/python/src/opensandbox/manager.py")}  # programs import it by this name
+SDK = Path("sdks/python/src/opensandbox")
+PUBLISHED = {SDK / "manager.py", SDK / "sync" / "manager.py"}  # programs import them by these names
 VAGUE = {"utils", "util", "helpers", "helper", "manager", "managers", "common", "misc"}
 SOURCES = {".py", ".go", ".sh", ".c", ".h", ".ts", ".tsx", ".js", ".kt", ".java", ".cs"}
 SPDX = "SPDX-License-Identifier: Apache-2.0"

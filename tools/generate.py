@@ -5,21 +5,25 @@
     python tools/generate.py --check    regenerate in memory, compare, exit 1 and name the stale ones
 
 The contract in spec/ is the only place where a wire fact is written; this makes the types of the server, the
-SDK and the Go programs from it.
+SDK and the Go programs from it. The synchronous Python SDK is made from the asynchronous one.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import yaml
+
 import generate_docs
 import generate_go
 import generate_python
+import generate_sync
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "spec"
@@ -73,6 +77,11 @@ def outputs() -> Iterator[tuple[Path, str]]:
         yield folder / "__init__.py", _mark("spec/", "#") + about
         yield folder / "errors.py", generate_python.errors(SPEC / "errors.yaml", _mark("spec/errors.yaml", "#"))
 
+    # What the server shows at /openapi.json; it has no YAML reader.
+    contract = yaml.safe_load((SPEC / "lifecycle.yaml").read_text())
+    yield SERVER / "lifecycle.json", json.dumps(contract, indent=1) + "\n"
+
+    yield from generate_sync.modules(ROOT)
     yield from generate_docs.pages(ROOT)
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reference pages that say what the code says: docs/errors.md and docs/configuration.md."""
+"""Reference pages that say what the code says: docs/errors.md, docs/configuration.md and docs/cli.md."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,8 +109,7 @@ def _default(value: Any) -> str:
 
 def configuration(source: Path) -> str:
     """Every key of the configuration file, from the models that read it."""
-    sys.path.insert(0, str(source.parent.parent))
-    config = importlib.import_module("opensandbox_server.config")
+    config = _config(source)
     sentences = _sentences(source)
     honoured: list[str] = []
     rest: list[str] = []
@@ -153,6 +153,7 @@ def configuration(source: Path) -> str:
         (config.ENVIRONMENT_FILE, "the configuration file to read"),
         (config.ENVIRONMENT_KEY, "the API key; wins over `[server] api_key`"),
         (config.ENVIRONMENT_STATE, "the state directory; wins over `[server] state_dir`"),
+        (config.ENVIRONMENT_TENANTS, "the list of tenants, instead of `~/.opensandbox/tenants.toml`"),
         (
             config.ENVIRONMENT_INSECURE,
             "`YES` allows an address beyond loopback without a key; only for networks you trust",
@@ -181,6 +182,9 @@ def configuration(source: Path) -> str:
             'free_space_reserve = "5GiB"',
             "```",
             "",
+            "`opensandbox-server init-config` writes a file to start from: all keys at their defaults, or with",
+            "`--example local` (also `docker`, `docker-zh`, `k8s`, `k8s-zh`) one for a runtime.",
+            "",
             "## Keys that do something",
             *honoured,
             "",
@@ -204,8 +208,83 @@ def configuration(source: Path) -> str:
     )
 
 
+def skeleton(source: Path) -> str:
+    """A configuration file with every key that does something, each commented out at its default."""
+    config = _config(source)
+    sentences = _sentences(source)
+    out = [
+        "# SPDX-License-Identifier: Apache-2.0",
+        "# Configuration of opensandbox-server: every key that does something, at its default.",
+        "# Remove the # before what you change, and before the [section] above it.",
+    ]
+
+    def section(model: Any, name: str) -> None:
+        rows: list[str] = []
+        for key, field in model.model_fields.items():
+            if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
+                section(field.annotation, f"{name}.{key}" if name else key)
+            elif not any(isinstance(mark, (config.Unused, config.Unbuilt)) for mark in field.metadata):
+                default = field.get_default(call_default_factory=True)
+                rows += [f"# {sentences[model.__name__, key]}", f"# {key} = {_toml(default)}".rstrip()]
+        if rows:
+            out.extend(["", f"# [{name}]", *rows])
+
+    section(config.Config, "")
+    return "\n".join([*out, ""])
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return "" if value is None else json.dumps(value)
+
+
+def _config(source: Path) -> Any:
+    sys.path.insert(0, str(source.parent.parent))
+    return importlib.import_module("opensandbox_server.config")
+
+
+def command_line(source: Path) -> str:
+    """Every command of osb, as its --help has it."""
+    sys.path.insert(0, str(source.parent))
+    typer = importlib.import_module("typer")
+    main = importlib.import_module("opensandbox_cli.main")
+    failure = importlib.import_module("opensandbox_cli.failure")
+    out = [
+        MARK.format("cli/src/opensandbox_cli"),
+        "# The command line",
+        "",
+        "`osb` makes and uses sandboxes from a terminal; `opensandbox` is another name of it. How to use it is in",
+        "[its README](../cli/README.md); this page lists every command.",
+        "",
+        "## Exit codes",
+        "",
+        failure.__doc__.split("\n\n", 1)[1].strip(),
+    ]
+
+    def describe(command: Any, name: str, parent: Any, depth: int) -> None:
+        # The width is fixed: the page must not depend on the terminal it was made in.
+        context = typer.Context(
+            command,
+            info_name=name,
+            parent=parent,
+            terminal_width=100,
+            max_content_width=100,
+            **command.context_settings,
+        )
+        lines = [line.rstrip() for line in command.get_help(context).splitlines()]
+        out.extend(["", f"{'#' * depth} `{context.command_path}`", "", "```text", *lines, "```"])
+        for child, inner in getattr(command, "commands", {}).items():
+            describe(inner, child, context, 2 if parent is None else 3)
+
+    describe(typer.main.get_command(main.app), "osb", None, 2)
+    return "\n".join([*out, ""])
+
+
 def pages(root: Path) -> Iterator[tuple[Path, str]]:
     """Each generated page and its text."""
     yield root / "docs" / "errors.md", errors(root / "spec" / "errors.yaml")
     source = root / "server" / "src" / "opensandbox_server" / "config.py"
     yield root / "docs" / "configuration.md", configuration(source)
+    yield source.parent / "config_examples" / "skeleton.toml", skeleton(source)
+    yield root / "docs" / "cli.md", command_line(root / "cli" / "src" / "opensandbox_cli")

@@ -18,9 +18,16 @@ import yaml
 TYPE_OVERRIDES = {"RenewRequest.expires_at": "datetime.datetime"}
 
 
-def _format(source: str) -> str:
+def formatted(source: str, rules: str = "I,UP") -> str:
+    """The source as ruff writes it, with the fixes of those rules."""
+    config = [
+        "--config",
+        'lint.isort.known-first-party=["opensandbox"]',
+        "--config",
+        'lint.extend-safe-fixes=["UP028"]',
+    ]
     for arguments in (
-        ["check", "--fix-only", "--quiet", "--select=I,UP", "--line-length=120"],
+        ["check", "--fix-only", "--quiet", f"--select={rules}", "--line-length=120", *config],
         ["format", "--line-length=120"],
     ):
         command = [sys.executable, "-m", "ruff", *arguments, "--target-version=py311", "--isolated", "-"]
@@ -56,7 +63,7 @@ def types(spec: Path, header: str, *, deferred: bool = False) -> str:
     body = source[source.index("from __future__") :]
     if deferred:
         body = body.replace("populate_by_name=True,", "populate_by_name=True,\n        defer_build=True,")
-    return _format(header + body)
+    return formatted(header + body)
 
 
 def errors(spec: Path, header: str) -> str:
@@ -86,4 +93,4 @@ def errors(spec: Path, header: str) -> str:
         "}",
         "",
     ]
-    return _format("\n".join(out))
+    return formatted("\n".join(out))

@@ -14,7 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-PYTHON_CODE = [d for d in ("server", "sdks/python", "tools", "tests", "examples", "bench") if (ROOT / d).is_dir()]
+FOLDERS = ("server", "sdks/python", "cli", "tools", "tests", "examples", "bench")
+PYTHON_CODE = [folder for folder in FOLDERS if (ROOT / folder).is_dir()]
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,15 @@ CHECKS = [
     Check("ruff", [str(BIN / "ruff"), "check", "--quiet", *PYTHON_CODE]),
     Check("mypy server", [str(BIN / "mypy"), "--config-file", "pyproject.toml", "server/src"]),
     Check("mypy sdk", [str(BIN / "mypy"), "--config-file", "pyproject.toml", "sdks/python/src"]),
+    Check("mypy cli", [str(BIN / "mypy"), "--config-file", "pyproject.toml", "cli/src"]),
     # gofmt -l exits 0 whatever it finds.
     Check(
-        "gofmt", ["bash", "-c", 'out=$(gofmt -l .); [[ -z $out ]] || { echo "$out"; exit 1; }'], "node", "make format"
+        "gofmt",
+        ["bash", "-c", 'out=$(gofmt -l node bench); [[ -z $out ]] || { echo "$out"; exit 1; }'],
+        fix="make format",
     ),
     Check("go vet", ["go", "vet", "./..."], "node"),
+    Check("go vet bench", ["go", "vet", "./..."], "bench/fileserver"),
     Check("staticcheck", [str(ROOT / ".tools" / "staticcheck"), "./..."], "node"),
 ]
 

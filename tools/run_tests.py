@@ -36,12 +36,14 @@ PYTEST = [
     "tests/repository",
     "server/tests",
     "sdks/python/tests",
+    "cli/tests",
     "tests/conformance",
     "tests/e2e",
     "tests/compat",
     "tests/examples",
     "tests/security",
     "tests/faults",
+    "tests/browser",
 ]
 # Longer ones, for `make test-all`: programs that exit 0 when all is well.
 LONG = ["tests/cgroupv2/run"]

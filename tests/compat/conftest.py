@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the published clients are installed."""
+"""Where the published clients are installed, and the table of all they can do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -19,3 +20,21 @@ def published() -> Path:
     if not (programs / "python").exists():
         pytest.fail("the published clients are not installed; `make setup-test` does it", pytrace=False)
     return programs
+
+
+_TABLE = pytest.StashKey[Table]()
+
+
+@pytest.fixture(scope="session")
+def table(published: Path, pytestconfig: pytest.Config) -> Table:
+    """What the tests find out about each method and command."""
+    return pytestconfig.stash.setdefault(_TABLE, Table(published / "python"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Method by method, command by command."""
+    table = config.stash.get(_TABLE, None)
+    if table is not None and (lines := table.lines()):
+        terminalreporter.section("what the published clients can do here")
+        for line in lines:
+            terminalreporter.write_line(line)

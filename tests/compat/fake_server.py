@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sys
 from pathlib import Path
 
 import uvicorn
+import uvloop
 
 from opensandbox_server.app import Deps, create_app
 from opensandbox_server.runtimes.fake import FakeRuntime
@@ -25,4 +25,5 @@ async def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    # As the real one: asyncio's own loop leaves Nagle's algorithm on for a socket it is given.
+    uvloop.run(main(Path(sys.argv[1])))

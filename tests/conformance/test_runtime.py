@@ -12,7 +12,8 @@ import pytest
 from conformance.runtimes import Bench
 from live_server import until
 from opensandbox_server.errors import Code, OpenSandboxError
-from opensandbox_server.ports import Runtime
+from opensandbox_server.executions import parse
+from opensandbox_server.ports import ABILITIES, Remains, Runtime
 from opensandbox_server.sandbox import EndReason, Limits
 
 pytestmark = pytest.mark.anyio
@@ -219,6 +220,56 @@ async def test_the_output_of_the_entry_point_is_kept(real_bench: Bench) -> None:
     assert b"to-out" in output
     assert b"to-err" in output
     assert b"\xff" in output
+
+
+async def test_the_journal_tells_what_ran_and_stays_after_the_end(real_bench: Bench) -> None:
+    made = await real_bench.create("sh", "-c", "until [ -e /tmp/end ]; do sleep 0.05; done")
+    execd = real_bench.execd(made.id)
+    await asyncio.to_thread(execd.run, "echo of-a-command; exit 3")
+    ran = [one for one in parse(await real_bench.runtime.journal(made.id)) if "of-a-command" in one.content]
+    assert [(one.running, one.exit_code) for one in ran] == [(False, 3)]
+    await asyncio.to_thread(execd.start, "touch /tmp/end")
+    await real_bench.end_of(made.id)
+    kept = parse(await real_bench.runtime.journal(made.id))
+    assert [one for one in kept if "of-a-command" in one.content] == ran
+
+
+async def test_there_is_no_journal_of_what_is_not_there(bench: Bench) -> None:
+    with pytest.raises(OpenSandboxError) as caught:
+        await bench.runtime.journal(str(uuid.uuid4()))
+    assert caught.value.code is Code.SANDBOX_NOT_FOUND
+    made = await bench.create()
+    assert not parse(await bench.runtime.journal(made.id))
+
+
+async def test_a_delete_tells_what_is_left(bench: Bench) -> None:
+    living, ended = await bench.create(), await bench.create("sh", "-c", "exit 3")
+    await bench.end_of(ended.id)
+    left = await bench.runtime.delete(living.id)
+    assert left.end is not None
+    assert left.end.reason is EndReason.KILLED
+    left = await bench.runtime.delete(ended.id)
+    assert left.end is not None
+    assert left.end.exit_code == 3
+    assert await bench.runtime.delete(ended.id) == Remains()
+
+
+async def test_what_is_left_has_the_last_words_and_the_journal(real_bench: Bench) -> None:
+    made = await real_bench.create("sh", "-c", "echo first-words; exec sleep infinity")
+    await asyncio.to_thread(real_bench.execd(made.id).run, "echo of-a-command")
+    left = await real_bench.runtime.delete(made.id)
+    assert left.output == b"first-words\n"
+    assert [one.exit_code for one in parse(left.journal)] == [0]
+    assert left.end is not None
+    assert left.end.peak_memory_bytes
+
+
+async def test_it_describes_itself(bench: Bench) -> None:
+    told = await bench.runtime.describe()
+    assert told.name == bench.runtime.name
+    assert told.version
+    assert set(told.abilities) == set(ABILITIES)
+    assert {image["name"] for image in told.images} >= {"host"}
 
 
 async def test_a_new_runtime_object_finds_the_sandboxes_of_the_old_one(real_bench: Bench) -> None:

@@ -85,6 +85,7 @@ class Rig:
                 "states": {self.server.get(one)["status"]["state"] for one in ids},
                 "processes": len(self.marked_processes()),
                 "directories": self.directories_of(),
+                "shells": self.node("GET", "/host").expect(200).json()["shells"],
             }
 
         def agreed() -> bool:
@@ -93,7 +94,10 @@ class Rig:
             except (AssertionError, OSError, http.client.HTTPException):
                 return False
             return bool(
-                told["ids"] == told["sandboxd"] == told["directories"]
+                told["ids"] == told["sandboxd"]
+                and told["ids"] <= told["directories"]
+                # sandboxd's waiting shells have directories too, and nobody else.
+                and len(told["directories"]) == len(told["ids"]) + told["shells"]
                 and told["processes"] == len(told["ids"])
                 and told["states"] <= {"Running"}
             )
@@ -104,11 +108,18 @@ class Rig:
             raise AssertionError(f"{error}: {story()}\n{self.server.told()}") from None
         return self.server.ids()
 
+    def rest(self) -> None:
+        """Wait until sandboxd has as many shells waiting as it wants: each of them holds a few open files."""
+        until(lambda: self.node("GET", "/host").expect(200).json()["shells"] == SHELLS_AT_REST, "the pool is full")
+
     def all_answer(self) -> None:
         for sandbox_id in self.settle():
             sandbox = self.server.connect(sandbox_id)
             assert sandbox.run("echo alive").stdout == "alive"
 
+
+SHELLS_AT_REST = 8
+"""sandboxd's own default."""
 
 COUNTING = "for i in $(seq 1 200); do echo line $i; sleep 0.01; done"
 COUNTED = "".join(f"line {number}\n" for number in range(1, 201)).encode()

@@ -7,11 +7,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from rig import COUNTED, COUNTING, MOMENTS, Rig, answers, attempt, failed_with
 
-from live_server import until
+from live_server import Answer, until
 
 
 def test_at_rest_nothing_changes(rig: Rig) -> None:
@@ -88,6 +89,27 @@ def test_during_creates_nothing_is_half_made(rig: Rig, moment: float) -> None:
     ids = rig.settle()
     # Who was answered has a sandbox; who was not may have one, never a half one.
     assert len(ids) >= 1 + answered.count(202)
+    rig.all_answer()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_create_with_a_key_is_repeated_and_makes_one(rig: Rig, moment: float) -> None:
+    body = {"image": {"uri": "host"}, "entrypoint": ["sleep", rig.mark], "resourceLimits": {}}
+
+    def create(key: int) -> Answer:
+        return rig.server.call("POST", "/v1/sandboxes", body=body, headers={"Idempotency-Key": f"{rig.mark} {key}"})
+
+    with ThreadPoolExecutor(6) as pool:
+        creating = [pool.submit(attempt, partial(create, key)) for key in range(6)]
+        time.sleep(moment)  # not to wait for something: this is the instant under test
+        rig.server.kill()
+        answered = [future.result() for future in creating]
+    rig.server.start()
+    again = [create(key).expect(202) for key in range(6)]
+    # Who was answered gets the same one; who was not gets one, made before the end or now.
+    assert all("idempotency-replayed" in told.headers for told, was in zip(again, answered, strict=True) if was == 202)
+    assert rig.settle() == {told.json()["id"] for told in again}
+    assert len(rig.server.ids()) == 6
     rig.all_answer()
 
 

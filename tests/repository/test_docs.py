@@ -18,8 +18,8 @@ from opensandbox_server.config import Config
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "server/**/*.md", "sdks/**/*.md", "tests/**/*.md", "examples/**/*.md")
-    for path in ROOT.glob(pattern)
+    for folder in ("", "docs/**/", "server/**/", "sdks/**/", "cli/**/", "tests/**/", "examples/**/", "bench/**/")
+    for path in ROOT.glob(f"{folder}*.md")
     if not {".venv", ".venv-compat", "node_modules"}.intersection(path.parts)
 )
 
@@ -63,7 +63,7 @@ def _name(requirement: str) -> str:
 def test_every_dependency_has_a_reason() -> None:
     page = (ROOT / "docs" / "dependencies.md").read_text()
     names: set[str] = set()
-    for project in ("server", "sdks/python"):
+    for project in ("server", "sdks/python", "cli"):
         table = tomllib.loads((ROOT / project / "pyproject.toml").read_text())["project"]
         groups = [table.get("dependencies", []), *table.get("optional-dependencies", {}).values()]
         names |= {_name(requirement) for group in groups for requirement in group}
@@ -88,6 +88,6 @@ def test_python_in_pages_is_python(page: Path) -> None:
 
 def test_folders_named_in_the_map_exist() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    named = re.findall(r"`((?:server|node|sdks|tests|tools|spec|examples|bench|docs)/[\w./-]*)`", text)
+    named = re.findall(r"`((?:server|node|sdks|cli|tests|tools|spec|examples|bench|docs)/[\w./-]*)`", text)
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []

@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import recording
+
 Check = Callable[[Any], Awaitable[None]]
 _CHECKS: list[Check] = []
 
@@ -52,7 +54,13 @@ def run(opened: Callable[[], Any]) -> None:
                     problem = ""
                 except Exception:
                     problem = traceback.format_exc()
-                line = {"check": function.__name__, "problem": problem, "seconds": round(time.monotonic() - begun, 3)}
+                line: dict[str, Any] = {
+                    "check": function.__name__,
+                    "problem": problem,
+                    "seconds": round(time.monotonic() - begun, 3),
+                }
+                line["calls"] = sorted(set(recording.CALLS))
+                recording.CALLS.clear()
                 print(json.dumps(line), flush=True)
 
     asyncio.run(all_of_them())

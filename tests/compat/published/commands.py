@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from checks import check, raises, run, until
+from sdk import Sandbox
 from world import opened
 
-from opensandbox import Sandbox
 from opensandbox.exceptions import SandboxApiException
 from opensandbox.models.execd import Execution, ExecutionHandlers, RunCommandOpts
 

@@ -8,9 +8,9 @@ import os
 from datetime import UTC, datetime, timedelta
 
 from checks import check, raises, run
+from sdk import Sandbox
 from world import opened
 
-from opensandbox import Sandbox
 from opensandbox.exceptions import SandboxApiException
 from opensandbox.models.filesystem import (
     ContentReplaceEntry,

@@ -12,9 +12,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from checks import check, raises, run
+from sdk import Sandbox, SandboxManager, config
 
-from opensandbox import Sandbox, SandboxManager
-from opensandbox.config import ConnectionConfig
 from opensandbox.exceptions import SandboxApiException
 from opensandbox.models.sandboxes import NetworkPolicy, NetworkRule, SandboxFilter
 
@@ -25,12 +24,12 @@ FOREVER = ["tail", "-f", "/dev/null"]
 
 @dataclass
 class World:
-    config: ConnectionConfig
-    manager: SandboxManager
+    config: Any
+    manager: Any
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     sandbox: Any = None
 
-    async def create(self, **options: Any) -> Sandbox:
+    async def create(self, **options: Any) -> Any:
         options.setdefault("metadata", {"run": self.run})
         return await Sandbox.create(
             options.pop("image", "host"), connection_config=self.config, skip_health_check=not PINGS, **options
@@ -39,9 +38,9 @@ class World:
 
 @asynccontextmanager
 async def opened() -> AsyncIterator[World]:
-    config = ConnectionConfig()
-    manager = await SandboxManager.create(config)
-    yield World(config, manager)
+    where = config()
+    manager = await SandboxManager.create(where)
+    yield World(where, manager)
     await manager.close()
 
 
@@ -196,6 +195,56 @@ async def what_the_runtime_cannot_do_is_refused(world: World) -> None:
     error = await raises(SandboxApiException, world.create(network_policy=policy))
     assert error.status_code == 400, error
     assert "networkPolicy" in error.error.message
+
+
+@check
+async def patch_metadata(world: World) -> None:
+    """A merge patch: null removes a key, others stay; by the sandbox and by the manager."""
+    info = await world.sandbox.patch_metadata({"colour": "red", "size": "1"})
+    assert info.metadata == {"run": world.run, "colour": "red", "size": "1"}
+    info = await world.manager.patch_sandbox_metadata(world.sandbox.id, {"colour": None, "size": "2"})
+    assert info.metadata == {"run": world.run, "size": "2"}
+    error = await raises(SandboxApiException, world.sandbox.patch_metadata({"opensandbox.io/x": "y"}))
+    assert error.status_code == 400, error
+    assert (await world.sandbox.get_info()).metadata == {"run": world.run, "size": "2"}
+
+
+@check
+async def diagnostics(world: World) -> None:
+    sandbox, manager = world.sandbox, world.manager
+    for logs in (
+        await sandbox.get_diagnostic_logs("container"),
+        await sandbox.diagnostics.get_logs(sandbox.id, "container"),
+        await manager.get_diagnostic_logs(sandbox.id, "container"),
+    ):
+        assert (logs.kind, logs.scope, logs.delivery, logs.sandbox_id) == ("logs", "container", "inline", sandbox.id)
+    for events in (
+        await sandbox.get_diagnostic_events("runtime"),
+        await sandbox.diagnostics.get_events(sandbox.id, "runtime"),
+        await manager.get_diagnostic_events(sandbox.id, "runtime"),
+    ):
+        assert (events.kind, events.truncated) == ("events", False), events
+        assert "created" in events.content, events
+        assert events.content_length == len(events.content.encode())
+    error = await raises(SandboxApiException, sandbox.get_diagnostic_logs("nothing"))
+    assert (error.status_code, error.error.code) == (400, "DIAGNOSTICS_SCOPE_UNSUPPORTED"), error
+
+
+@check
+async def what_a_sandbox_knows_of_itself(world: World) -> None:
+    assert world.sandbox.connection_config.get_domain() == world.config.get_domain()
+    assert world.manager.connection_config.get_domain() == world.config.get_domain()
+    assert str(world.sandbox.origin) != "template", world.sandbox.origin
+
+
+@check
+async def close(world: World) -> None:
+    """Only lets go: the sandbox lives on."""
+    again = await Sandbox.connect(world.sandbox.id, world.config, skip_health_check=not PINGS)
+    await again.close()
+    manager = await SandboxManager.create(config())
+    assert (await manager.get_sandbox_info(world.sandbox.id)).status.state == "Running"
+    await manager.close()
 
 
 @check

@@ -7,9 +7,8 @@ import time
 from datetime import timedelta
 
 from checks import check, run
+from sdk import Sandbox
 from world import opened
-
-from opensandbox import Sandbox
 
 
 @check

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-from opensandbox import Sandbox
-from opensandbox.config import ConnectionConfig
+from sdk import Sandbox, config
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[Sandbox]:
-    sandbox = await Sandbox.create("host", connection_config=ConnectionConfig())
+async def opened() -> AsyncIterator[Any]:
+    sandbox = await Sandbox.create("host", connection_config=config())
     try:
         yield sandbox
     finally:

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Go programs serve what their contract promises, and nothing else: patterns of their muxes against spec/."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+METHODS = ("get", "post", "put", "patch", "delete")
+# A pattern is a text of this form and can be nothing else; the mux itself does not tell its patterns.
+PATTERN = re.compile(r'"((?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|CONNECT) /[^"\s]*)"')
+PROGRAMS = {"execd": ("execd", "command", "file", "metric"), "sandboxd": ("sandboxd",)}
+# Go's mux takes no two patterns that fit one path, so execd tells these two apart itself.
+BOTH = {"GET /command/{first}/{second}": {"GET /command/status/{id}", "GET /command/{id}/logs"}}
+
+
+def promised(program: str) -> set[str]:
+    paths = yaml.safe_load((ROOT / "spec" / f"{program}.yaml").read_text())["paths"]
+    return {f"{method.upper()} {path}" for path, item in paths.items() for method in METHODS if method in item}
+
+
+def served(program: str) -> set[str]:
+    found: set[str] = set()
+    for package in PROGRAMS[program]:
+        for source in (ROOT / "node" / package).glob("*.go"):
+            if not source.name.endswith("_test.go"):
+                for pattern in PATTERN.findall(source.read_text()):
+                    found |= BOTH.get(pattern, {pattern})
+    return found
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_promised_route_is_served_and_no_other(program: str) -> None:
+    assert served(program) == promised(program)
+
+
+def test_no_other_package_adds_routes() -> None:
+    """Otherwise the test above would look past them."""
+    registering = {
+        source.parent.name
+        for source in (ROOT / "node").rglob("*.go")
+        if not source.name.endswith("_test.go") and re.search(r"\.HandleFunc\(|\*http\.ServeMux", source.read_text())
+    }
+    assert registering == {package for packages in PROGRAMS.values() for package in packages}
