@@ -365,24 +365,22 @@ async def test_a_node_that_is_away_is_told_as_such(client: httpx2.AsyncClient, r
     runtime.available()
 
 
-async def test_a_list_of_a_thousand_takes_milliseconds(client: httpx2.AsyncClient) -> None:
-    import time
+async def test_the_pages_of_a_list_hold_each_sandbox_once(client: httpx2.AsyncClient) -> None:
+    made: set[str] = set()
 
     async def some() -> None:
-        for _ in range(100):
-            await create(client, metadata={"all": "yes"})
+        for _ in range(30):
+            made.add((await create(client, metadata={"all": "yes"}))["id"])
 
     async with anyio.create_task_group() as group:
         for _ in range(10):
             group.start_soon(some)
-    taken = []
-    for page in range(1, 21):
-        start = time.perf_counter()
+    listed: list[str] = []
+    for page in range(1, 7):
         answer = await client.get(f"/v1/sandboxes?pageSize=50&page={page}&metadata=all%3Dyes&state=Running")
-        taken.append(time.perf_counter() - start)
-        assert len(answer.json()["items"]) == 50
-    # Promised: 10 ms at the server. This includes the client, and the machine may be busy with other tests.
-    assert sorted(taken)[10] < 0.05
+        listed += [item["id"] for item in answer.json()["items"]]
+    assert len(listed) == 300
+    assert set(listed) == made
 
 
 # -- metadata ----------------------------------------------------------------------------------------------------------

@@ -70,6 +70,10 @@ class Stopwatch:
         return {**self.stages, "total": round((time.perf_counter() - self._start) * 1000, 3)}
 
 
+UNDO_SECONDS = 60.0
+"""How long a create that failed may take to clean up; what is left then is the reconcile's."""
+
+
 def utcnow() -> datetime:
     return datetime.now(UTC)
 
@@ -277,7 +281,7 @@ class Lifecycle:
             if isinstance(error, OpenSandboxError)
             else f"create failed: {type(error).__name__}"
         )
-        with anyio.move_on_after(self._start_timeout, shield=True):
+        with anyio.move_on_after(UNDO_SECONDS, shield=True):
             try:
                 if not await self.remove(pending.id, event=event):
                     # A delete took the row while the runtime was at work, perhaps before there was anything to end.
