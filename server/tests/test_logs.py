@@ -41,8 +41,8 @@ def test_json_lines_say_what_they_are_about(written: io.StringIO) -> None:
     context.request_id.reset(token)
     [line] = written.getvalue().splitlines()
     told = json.loads(line)
-    assert told["message"] == f"sandbox {SANDBOX}: {HOSTILE}"
-    assert (told["level"], told["logger"], told["requestId"], told["sandboxId"]) == ("WARNING", "x", "r-1", SANDBOX)
+    assert told["msg"] == f"sandbox {SANDBOX}: {HOSTILE}"
+    assert (told["level"], told["logger"], told["requestId"], told["sandboxId"]) == ("warn", "x", "r-1", SANDBOX)
     assert told["ts"].endswith("Z")
     assert "traceId" not in told
 

@@ -20,6 +20,7 @@ ACCESS = "opensandbox_server.access"
 """The logger of one line per request."""
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ENCODE = json.JSONEncoder(separators=(",", ":"), default=str).encode
+_LEVELS = {"WARNING": "warn", "CRITICAL": "error"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -50,18 +51,19 @@ def about(record: logging.LogRecord) -> dict[str, str]:
 
 
 class Json(logging.Formatter):
-    """One JSON object a line.
+    """One JSON object a line, with the names that sandboxd, ingress and execd use too.
 
     >>> Json().format(logging.makeLogRecord({"msg": "two\\nlines", "created": 0.0, "name": "x"}))
-    '{"ts":"1970-01-01T00:00:00.000Z","level":"INFO","logger":"x","message":"two\\\\nlines"}'
+    '{"ts":"1970-01-01T00:00:00.000Z","level":"info","msg":"two\\\\nlines","component":"server","logger":"x"}'
     """
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "ts": _time(record),
-            "level": record.levelname,
+            "level": _LEVELS.get(record.levelname, record.levelname.lower()),
+            "msg": record.getMessage(),
+            "component": "server",
             "logger": record.name,
-            "message": record.getMessage(),
             **about(record),
             **getattr(record, "fields", {}),
         }
