@@ -111,7 +111,7 @@ def _stop_server(state: Path, say: Say) -> bool:
 
 async def _stop_node(settings: Settings, *, everything: bool, say: Say) -> bool | None:
     """True: sandboxd left. False: it stays with its sandboxes. None: there was none, and nothing for one to do."""
-    from .runtimes.local import sandboxd  # brings aiohttp, which no refusal above should wait for
+    from .runtimes.local import sandboxd  # brings pydantic models, which no refusal above should wait for
 
     state = settings.state_dir
     async with sandboxd.Client(settings.socket) as node:

@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from opensandbox.answers import error_of_body, log_to_stderr, translated, unsupported_route
@@ -66,10 +67,15 @@ def _tls(config: ConnectionConfig) -> Any:
     # Loading the certificates of the system takes longer than creating a sandbox. Where nothing but plain
     # HTTP can happen, a context that trusts nobody is as good.
     if config.get_protocol() == "http" and not config.follow_redirects:
-        import ssl
-
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        return _trusting_nobody()
     return True
+
+
+@cache
+def _trusting_nobody() -> Any:
+    import ssl
+
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 async def _keep_secrets(request: httpx2.Request) -> None:

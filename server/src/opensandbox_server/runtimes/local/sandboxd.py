@@ -22,7 +22,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-import aiohttp
 from pydantic import BaseModel
 
 from opensandbox_server.context import outgoing
@@ -31,6 +30,7 @@ from opensandbox_server.wire import sandboxd as wire
 from opensandbox_server.wire.errors import Code
 
 from . import plan
+from .unix_http import NotConnected, UnixHttp
 
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer", bound=BaseModel)
@@ -41,6 +41,7 @@ REQUEST_SECONDS = 30.0
 SILENCE_SECONDS = 25.0
 """Two heartbeats and a half: a watch that is quiet for longer is dead."""
 _LOG_BYTES = 8 * 1024 * 1024
+_ERRORS = 400
 _ALREADY_RUNNING = 3
 """Exit code of a sandboxd that finds the state directory taken."""
 
@@ -89,14 +90,14 @@ class Cut(OpenSandboxError):
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Turn what aiohttp raises into errors of the platform: the only place that knows both."""
+    """Turn what a connection can do to us into errors of the platform: the only place that knows both."""
     try:
         yield
-    except aiohttp.ClientConnectorError as error:
-        raise Unreachable(Code.NODE_UNAVAILABLE, f"sandboxd does not answer: {error.strerror}.") from error
+    except NotConnected as error:
+        raise Unreachable(Code.NODE_UNAVAILABLE, f"sandboxd does not answer: {error}.") from error
     except TimeoutError as error:
         raise OpenSandboxError(Code.NODE_UNAVAILABLE, "sandboxd did not answer in time.") from error
-    except (aiohttp.ClientError, ConnectionError) as error:
+    except ConnectionError as error:
         raise Cut(Code.NODE_UNAVAILABLE, f"The connection to sandboxd broke: {error}.") from error
 
 
@@ -109,21 +110,16 @@ class Client:
 
     def __init__(self, socket: Path) -> None:
         self._socket = str(socket)
-        self._session: aiohttp.ClientSession | None = None
+        self._http: UnixHttp | None = None
 
     async def __aenter__(self) -> Client:
-        self._session = aiohttp.ClientSession(
-            "http://sandboxd",
-            connector=aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=60),
-            timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._http = UnixHttp(self._socket)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        if self._http is not None:
+            self._http.close()
+            self._http = None
 
     async def version(self) -> wire.NodeVersion:
         """Which sandboxd answers."""
@@ -176,37 +172,35 @@ class Client:
 
     async def events(self) -> AsyncIterator[wire.Event]:
         """What happens, for as long as the connection lives."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=SILENCE_SECONDS)
         with translated():
-            async with self._open.get("/events", timeout=timeout, read_bufsize=1024 * 1024) as response:
-                await _raise_for(response)
-                async for line in response.content:
+            rest = b""
+            async for status, chunk in self._open.stream("/events", headers=outgoing(), silence=SILENCE_SECONDS):
+                if status >= _ERRORS:
+                    raise _told(chunk, f"sandboxd answered {status}.")
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
                     yield wire.Event.model_validate_json(line)
 
     async def _ask(self, method: str, path: str, answer: type[_Answer], body: BaseModel | None = None) -> _Answer:
         return answer.model_validate_json(await self._call(method, path, body))
 
     async def _call(self, method: str, path: str, body: BaseModel | None = None) -> bytes:
-        data = body.model_dump_json(by_alias=True, exclude_none=True) if body is not None else None
+        data = body.model_dump_json(by_alias=True, exclude_none=True).encode() if body is not None else b""
         headers = outgoing()
-        if data is not None:
+        if data:
             headers["Content-Type"] = "application/json"
         with translated():
-            async with self._open.request(method, path, data=data, headers=headers) as response:
-                await _raise_for(response)
-                return await response.read()
+            async with asyncio.timeout(REQUEST_SECONDS):
+                status, told = await self._open.request(method, path, headers=headers, body=data)
+        if status >= _ERRORS:
+            raise _told(told, f"sandboxd answered {status}.")
+        return told
 
     @property
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
+    def _open(self) -> UnixHttp:
+        if self._http is None:
             raise OpenSandboxError(Code.NODE_UNAVAILABLE, "The runtime is not started.")
-        return self._session
-
-
-async def _raise_for(response: aiohttp.ClientResponse) -> None:
-    if response.status < 400:
-        return
-    raise _told(await response.read(), f"sandboxd answered {response.status}.")
+        return self._http
 
 
 def _told(body: bytes, otherwise: str) -> OpenSandboxError:
