@@ -70,10 +70,14 @@ def test_help_says_how(home: Path) -> None:
         assert word in ended.stdout
 
 
-def test_init_config_says_that_no_file_is_needed(home: Path) -> None:
-    told = refused(run("init-config", "~/.sandbox.toml", "--example", "docker", home=home))
-    assert "no configuration file is needed" in told
-    assert "docs/configuration.md" in told
+def test_init_config_writes_a_file_that_a_server_starts_with(home: Path) -> None:
+    file = home / "sandbox.toml"
+    told = run("init-config", str(file), "--example", "local", home=home)
+    assert told.returncode == 0, told.stderr
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "--force" in refused(run("init-config", str(file), home=home))
+    with LiveServer.started(home, config=file.read_text().replace("port = 8080", "port = 0")) as server:
+        assert server.call("GET", "/health").status == 200
 
 
 @pytest.mark.parametrize("kind", ["docker", "kubernetes"])
