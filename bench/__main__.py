@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -111,6 +112,12 @@ def _interrupt(*_: object) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        sys.exit(main())
+        code = main()
+        sys.stdout.flush()
+        sys.exit(code)
+    except BrokenPipeError:
+        # Whoever read has gone, as `| head` does. Python would try to flush once more at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except KeyboardInterrupt:
         sys.exit("\ninterrupted; what was started is ended")

@@ -7,6 +7,7 @@ import ast
 import importlib
 import json
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,12 +78,19 @@ def _sentences(source: Path) -> dict[tuple[str, str], str]:
     return found
 
 
+def _choices(annotation: Any) -> list[str]:
+    """The texts of a Literal, also of one that may be absent."""
+    inner = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return [value for value in inner if isinstance(value, str) and value]
+    return [value for one in inner for value in _choices(one)]
+
+
 def _kind(annotation: Any) -> str:
     """A type in the words of a TOML file."""
     text = str(getattr(annotation, "__name__", annotation)) if isinstance(annotation, type) else str(annotation)
-    if "Literal" in text:
-        values = annotation.__args__ if hasattr(annotation, "__args__") else ()
-        return " or ".join(f'`"{value}"`' for value in values if isinstance(value, str) and value)
+    if values := _choices(annotation):
+        return " or ".join(f'`"{value}"`' for value in values)
     for name, word in (
         ("bool", "true or false"),
         ("dict", "table"),

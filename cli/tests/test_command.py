@@ -10,11 +10,19 @@ import subprocess
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import anyio
 import pytest
 
 from conftest import Osb
 from live_server import LiveServer, until
+from opensandbox.exceptions import SandboxConnectionException
+from opensandbox.models import ExecutionHandlers, ExecutionInit, RunCommandOpts
+from opensandbox_cli import execution
+from opensandbox_cli.failure import Failure
+from opensandbox_cli.screen import Screen
 
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -66,6 +74,8 @@ def test_codes_of_our_own(osb: Osb, sandbox_id: str) -> None:
     osb("command", "run", sandbox_id, code=125)
     osb("command", "run", sandbox_id, "--nonsense", "--", "true", code=125)
     osb("command", "run", sandbox_id, "-o", "json", "--", "true", code=125)
+    osb("command", "run", sandbox_id, "-e", code=125)
+    assert b"leave it out" in osb("command", "run", sandbox_id, "-t", "0", "--", "true", code=125).stderr
     osb("command", "run", sandbox_id, "-w", "/nosuch", "--", "true", code=125)
 
 
@@ -146,6 +156,22 @@ def test_the_background(osb: Osb, sandbox_id: str) -> None:
     osb("command", "interrupt", sandbox_id, execution, code=1)
 
 
+@pytest.mark.parametrize(("stays", "hint"), [(True, "`osb command status box run-1`"), (False, "--keep leaves both")])
+def test_a_lost_command_is_told_in_words_of_osb(stays: bool, hint: str) -> None:
+    class Commands:
+        async def run(self, command: str, *, opts: RunCommandOpts, handlers: ExecutionHandlers) -> None:
+            assert handlers.on_init is not None
+            handlers.on_init(ExecutionInit(id="run-1", timestamp=1))
+            raise SandboxConnectionException("the connection broke", hint="commands.get_command_status('run-1')")
+
+    sandbox: Any = SimpleNamespace(id="box", commands=Commands())
+    attached = execution.Attached(sandbox, Screen(), stays=stays)
+    with pytest.raises(Failure) as lost:
+        anyio.run(attached.run, "true", RunCommandOpts())
+    assert str(lost.value) == "the connection broke"
+    assert hint in (lost.value.hint or "")
+
+
 # --- osb run --------------------------------------------------------------------------------------------
 
 
@@ -173,6 +199,9 @@ def test_run_with_files_and_scripts(osb: Osb, tmp_path: Path) -> None:
     assert osb("run", "-f", f"{tmp_path}/data.txt", "--", "cat", "/tmp/data.txt").stdout == b"\xffdata"
     assert osb("run", str(script), "a b", "-x").stdout == b"['a b', '-x']\n"
     assert b"count.py" in osb("run", "--", str(script), code=127).stderr, "after -- it is a command of the sandbox"
+    missing = osb("run", "missing.py", code=127).stderr.decode()
+    assert "hint: There is no file missing.py here either" in missing
+    assert b"hint" not in osb("run", "--", "missing.py", code=127).stderr
     assert b"no file" in osb("run", "-f", "/nosuch", "--", "true", code=125).stderr
 
 
@@ -181,6 +210,8 @@ def test_run_has_codes_of_its_own(osb: Osb, server: LiveServer) -> None:
     osb("run", "-t", "300ms", "--", "sleep", "1000", code=124)
     osb("run", "-i", "nosuchimage", "--", "true", code=125)
     osb("run", "--nonsense", "true", code=125)
+    assert b"Usage: osb run" in osb("run", "-e", code=125).stderr
+    osb("run", "-t", "0.0001", "--", "true", code=125)
     assert server.ids() == before
 
 

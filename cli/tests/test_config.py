@@ -137,3 +137,11 @@ def test_a_wrong_value_names_its_source_and_not_the_value() -> None:
         config.resolve({}, {"OPEN_SANDBOX_PROTOCOL": "ftp"}, None)
     assert "OPEN_SANDBOX_PROTOCOL: connection.protocol" in str(caught.value)
     assert "ftp" not in str(caught.value)
+
+
+def test_what_applies_unset_is_shown(here: Osb) -> None:
+    lines = [line.split() for line in here("config", "show").stdout.decode().splitlines()]
+    assert ["defaults.timeout", "10m", "default"] in lines
+    here("config", "set", "defaults.timeout", "none")
+    lines = [line.split() for line in here("config", "show").stdout.decode().splitlines()]
+    assert ["defaults.timeout", "none"] in [line[:2] for line in lines]

@@ -115,3 +115,15 @@ def test_cat_into_a_reader_that_leaves(
     process.stdout.close()
     assert process.wait() == 141
     assert process.stderr.read() == b""
+
+
+def test_a_file_goes_into_a_directory(osb: Osb, sandbox_id: str, tmp_path: Path) -> None:
+    local = tmp_path / "into.txt"
+    local.write_bytes(EVERY_BYTE)
+    osb("file", "mkdir", sandbox_id, "/tmp/into")
+    for place in ("/tmp/into", "/tmp/into/"):
+        assert "→ /tmp/into/into.txt" in osb("file", "upload", sandbox_id, str(local), place).stdout.decode()
+        assert osb("file", "cat", sandbox_id, "/tmp/into/into.txt").stdout == EVERY_BYTE
+        osb("file", "rm", sandbox_id, "/tmp/into/into.txt")
+    said = osb("file", "upload", sandbox_id, "-", "/tmp/into", stdin=b"x", code=1).stderr.decode()
+    assert said.startswith("error: /tmp/into is a directory\nhint: Name the file")

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,20 @@ import pytest
 import yaml
 
 from conftest import OSB, Osb
-from live_server import LiveServer
+from live_server import LiveServer, until
+from opensandbox.exceptions import SandboxConnectionException
+from opensandbox_cli import failure
+from opensandbox_cli.commands import sandbox
+from opensandbox_cli.screen import Screen
+
+
+class Shown(Screen):
+    """Remembers the error instead of showing it."""
+
+    message = ""
+
+    def error(self, text: str, hint: str | None = None, facts: Sequence[str] = ()) -> None:
+        self.message = text
 
 
 def answer(osb: Osb, *arguments: str) -> Any:
@@ -128,6 +142,97 @@ def test_no_server(here: Osb) -> None:
         assert f"none at http://{address}" in here("--domain", address, "version").stdout.decode()
 
 
+def test_https_to_a_server_without_it(osb: Osb, server: LiveServer) -> None:
+    said = osb("--protocol", "https", "sandbox", "list", code=1).stderr.decode().splitlines()
+    assert said[0] == f"error: what answers at https://{server.address} does not speak https"
+    assert "--protocol http," in said[1]
+
+
+def test_a_certificate_that_is_not_trusted() -> None:
+    cause = ssl.SSLCertVerificationError(1, "self-signed")
+    cause.verify_message = "self-signed certificate"
+    error = SandboxConnectionException("cannot connect to https://a.example: failed", cause)
+    shown = Shown()
+    assert failure.show(error, shown, "https://a.example") == failure.REFUSED
+    assert "not trusted: self-signed certificate" in shown.message
+
+
+def test_hints_speak_of_commands(osb: Osb, sandbox_id: str) -> None:
+    unknown = osb("command", "status", sandbox_id, "bogus", code=1).stderr.decode()
+    assert "COMMAND_NOT_FOUND" in unknown
+    assert "hint: `osb command run -d` prints the id" in unknown
+    brief = osb("sandbox", "create", "-i", "host", "-t", "5s", code=2).stderr.decode()
+    assert brief.startswith("error: --timeout is at least one minute\nhint: `osb sandbox kill`")
+    osb("config", "set", "defaults.timeout", "5s")
+    assert b"defaults.timeout is at least" in osb("sandbox", "create", "-i", "host", code=2).stderr
+
+
+def test_a_refused_request_names_the_field(osb: Osb) -> None:
+    request = {"image": {"uri": "host"}, "entrypoint": ["true"], "resourceLimits": {}, "timeout": 5}
+    said = osb("sandbox", "create", "-f", "-", stdin=json.dumps(request).encode(), code=1).stderr.decode()
+    assert said.startswith("error: timeout: ")
+    assert "hint: Correct what is named" in said
+
+
+def test_a_page_that_is_not_there(osb: Osb, sandbox_id: str) -> None:
+    said = osb("sandbox", "list", "--page", "99").stderr.decode()
+    assert said.startswith("No sandboxes on page 99: ")
+    assert osb("sandbox", "list", "-m", "no=such").stderr == b"No sandboxes.\n"
+
+
+def test_an_endpoint_for_browsers(osb: Osb, sandbox_id: str) -> None:
+    def shown(port: int, *flags: str) -> dict[str, str]:
+        lines = osb(*flags, "sandbox", "endpoint", sandbox_id, "-p", str(port)).stdout.decode().splitlines()
+        return {words[0]: words[-1] for words in map(str.split, lines)}
+
+    told = shown(8000)
+    ingress = told["endpoint"].partition("/")[0].rpartition(":")[2]
+    assert told["browser"] == f"http://{sandbox_id}-8000.localhost:{ingress}/"
+    assert "browser" not in shown(44772), "execd is nothing for a browser"
+    assert "browser" not in shown(8000, "--use-server-proxy")
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["10.0.0.7:28888/abc/80", "sandbox.example.org:28888/abc/80", "127.0.0.1:28888/other/80"]
+)
+def test_only_this_machine_has_names_below_localhost(endpoint: str) -> None:
+    assert sandbox._browser_url(endpoint, "abc", 80) is None
+    assert sandbox._browser_url("[::1]:28888/abc/80", "abc", 80) == "http://abc-80.localhost:28888/"
+
+
+def test_warnings_about_an_address_are_shown(here: Osb, environment: dict[str, str], tmp_path: Path) -> None:
+    home = tmp_path / "open"
+    home.mkdir()
+    with LiveServer.started(home, config='[server]\nhost = "0.0.0.0"\napi_key = "right"\n') as server:
+        environment |= {"OPEN_SANDBOX_DOMAIN": server.address, "OPEN_SANDBOX_API_KEY": "right"}
+        made = here("sandbox", "create", "-i", "host", "-q").stdout.decode().strip()
+        told = here("sandbox", "endpoint", made, "-p", "8000")
+        here("sandbox", "kill", made)
+    assert told.stderr.startswith(b"warning: ")
+    assert b"use_server_proxy" in told.stderr
+
+
+def test_how_it_ended_stands_beside_its_status(osb: Osb, server: LiveServer) -> None:
+    words = ["sh", "-c", "until [ -e /tmp/go ]; do sleep 0.01; done; exit 3"]
+    options = [part for word in words for part in ("--entrypoint", word)]
+    ended = osb("sandbox", "create", "-i", "host", *options, "-q").stdout.decode().strip()
+    osb("file", "write", ended, "/tmp/go", "-c", "go")
+    until(lambda: server.get(ended)["status"]["state"] == "Failed", "it has ended")
+    names = [line.split()[0] for line in osb("sandbox", "get", ended).stdout.decode().splitlines()]
+    assert {"end.reason", "end.exit_code"} <= set(names)
+    assert names.index("status") < names.index("end.reason") < names.index("end.exit_code") < names.index("image")
+    server.delete(ended)
+
+
+def test_choices_are_told_in_plain_words(here: Osb) -> None:
+    said = here("sandbox", "list", "-o", "raw", code=2).stderr.decode()
+    assert "'--output': 'raw' is not one of 'table', 'json', 'yaml'." in said
+
+
+def test_the_help_is_whole_on_a_narrow_terminal(here: Osb) -> None:
+    assert "..." not in here("--help", COLUMNS="80").stdout.decode().partition("Commands:")[2]
+
+
 def test_a_wrong_key_says_where_to_put_the_right_one(here: Osb, tmp_path: Path) -> None:
     home = tmp_path / "locked"
     home.mkdir()
@@ -148,6 +253,7 @@ def test_versions(osb: Osb, server: LiveServer) -> None:
     "arguments",
     [
         ["sandbox", "create", "-i", "host", "-t", "soon"],
+        ["sandbox", "create", "-i", "host", "-t", "5s"],
         ["sandbox", "create", "-i", "host", "-m", "novalue"],
         ["sandbox", "create", "-i", "host", "-e", "NOT_SET_HERE"],
         ["sandbox", "create"],

@@ -53,14 +53,14 @@ func (r *Runner) serveRun(w http.ResponseWriter, req *http.Request) {
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-cache")
 	h.Set("X-Accel-Buffering", "no")
-	f := newFramer(body.Exact)
+	f := newFramer(w, body.Exact)
 	f.event(wire.ExecutionEventTypeInit, c.rec.ID)
 	if body.Background && c.Pid() != 0 {
 		f.terminal(nil, time.Since(c.rec.StartedAt))
-		_, _ = w.Write(f.out)
+		f.flush()
 		return
 	}
-	r.stream(w, req, c, f)
+	r.stream(http.NewResponseController(w), req, c, f)
 }
 
 // Bounds of what is kept about a caller: both fields are its own words.
@@ -95,14 +95,14 @@ func bounded(text string, most int) string {
 }
 
 // stream sends a command's output until its end or until the client is gone; the command does not mind.
-func (r *Runner) stream(w http.ResponseWriter, req *http.Request, c *Command, f *framer) {
-	control := http.NewResponseController(w)
+func (r *Runner) stream(control *http.ResponseController, req *http.Request, c *Command, f *framer) {
 	reader, err := c.log.follow(0, false)
 	if err != nil {
 		r.Log.Error("reading output", "command", c.rec.ID, "error", err)
 		return
 	}
 	defer reader.Close()
+	f.reader = reader
 	buf := buffers.Get().(*[chunk]byte)
 	defer buffers.Put(buf)
 	var missed int64 // bytes this client did not get
@@ -110,18 +110,22 @@ func (r *Runner) stream(w http.ResponseWriter, req *http.Request, c *Command, f 
 	defer ticker.Stop()
 	for {
 		n, s, lost, done, err := reader.Read(buf[:])
+		missed += f.missing(lost)
+		if err == nil {
+			f.feed(s, buf[:n])
+			if done {
+				f.close()
+			}
+			err = f.failed
+		}
 		if err != nil {
 			// The connection breaks: better than an end that was not seen.
 			r.Log.Error("reading output", "command", c.rec.ID, "error", err)
 			panic(http.ErrAbortHandler)
 		}
-		if lost > 0 {
-			missed += lost
-			f.event(wire.ExecutionEventTypeStatus, strconv.FormatInt(lost, 10)+" bytes of output were dropped before they could be sent")
-		}
-		f.feed(s, buf[:n])
+		missed += f.missing(f.lost)
+		f.lost = 0
 		if done {
-			f.close()
 			rec := c.Record()
 			if _, _, failed := c.log.extent(); missed == 0 && failed == nil {
 				// The spool has lost its beginning, but not before it was sent.
@@ -130,21 +134,25 @@ func (r *Runner) stream(w http.ResponseWriter, req *http.Request, c *Command, f 
 				rec.End = &end
 			}
 			f.terminal(rec.End, rec.FinishedAt.Sub(rec.StartedAt))
-			_, _ = w.Write(f.out)
+			f.flush()
 			return
 		}
 		// Events gather while there is output, and go out when there is none or a chunk is full.
-		if len(f.out) >= chunk || n == 0 && len(f.out) > 0 {
-			if _, err := w.Write(f.out); err != nil {
-				return
-			}
-			f.out = f.out[:0]
+		if len(f.out) >= chunk || n == 0 {
+			f.flush()
+		}
+		if f.gone != nil {
+			return
 		}
 		if n > 0 {
 			continue
 		}
 		if err := control.Flush(); err != nil {
 			return
+		}
+		if f.open != nil {
+			// A ping ends the event of a line that is being sent: only when nothing else shows that we are here.
+			ticker.Reset(heartbeat)
 		}
 		select {
 		case <-reader.Ready():

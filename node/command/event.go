@@ -5,11 +5,12 @@ package command
 import (
 	"bytes"
 	"encoding/base64"
-	"encoding/json"
+	"io"
 	"strconv"
 	"time"
 	"unicode/utf8"
 
+	"opensandbox.io/node/reply"
 	"opensandbox.io/node/wire"
 )
 
@@ -29,33 +30,67 @@ func (s Stream) event() wire.ExecutionEventType {
 	return wire.ExecutionEventTypeStdout
 }
 
-// chunk is the longest text of an event. A line that does not end is sent in pieces of this size, so that neither
-// the daemon nor a client has to hold it.
+// chunk is how much is read, held of a line and written at once.
 const chunk = 64 << 10
 
-// framer turns output into events. Contract (spec/execd.yaml, x-framing): a line is sent when it is complete and
-// without its terminator, which goes in front of the next text of the same stream; the one left over at the end is
-// dropped. \n, \r\n and \r end a line: progress bars come through as they are drawn.
+// framer turns output into events. Contract (spec/execd.yaml, x-framing): a line is sent when it is complete, as one
+// event and without its terminator, which goes in front of the next text of the same stream; the one left over at the
+// end is dropped. A text ends behind a \r too: progress bars come through as they are drawn.
+//
+// A line longer than a chunk is not held: when its end has come it is read again from the spool and written piece by
+// piece. The spool keeps only so much, therefore a line that goes on for long is sent while it grows; its event is
+// closed, and continued by another, only when something else has to be said meanwhile.
 //
 // An exact framer knows no lines: what it is fed is one event at once, as bytes.
 type framer struct {
-	exact bool
-	lines [2]line
-	out   []byte // encoded events that wait to be written
-	stamp []byte // the time of what is being fed, encoded; asking for it once per line costs more than the line
+	exact  bool
+	w      io.Writer
+	reader *Reader // where what it is fed comes from; nil: it is fed nothing
+	lines  [2]line
+	open   *line  // the one whose event is begun and not ended
+	out    []byte // encoded events that wait to be written
+	stamp  []byte // the time of what is being fed, encoded; asking for it once per line costs more than the line
+	lost   int64  // bytes of lines that the spool had dropped when they were read again
+	gone   error  // why nothing can be written any more
+	failed error  // why the spool could not be read
 }
 
 // line is what is known of a stream's current line.
 type line struct {
-	pending []byte // terminator of the last line, not yet sent
-	text    []byte // the line so far
+	stream  Stream
+	pending bool     // the last line's terminator is not yet sent
+	text    []byte   // the line so far; of a line in pieces, the beginning of a rune
+	size    int64    // bytes of the line so far
+	start   position // of its first byte
+	form    form
 }
 
-func newFramer(exact bool) *framer { return &framer{exact: exact} }
+// form is how a line is kept until it is sent.
+type form uint8
+
+const (
+	held     form = iota // in memory
+	spooled              // in the spool alone
+	inPieces             // not at all: it is being sent
+)
+
+func newFramer(w io.Writer, exact bool) *framer {
+	f := &framer{w: w, exact: exact}
+	f.lines[Stderr].stream = Stderr
+	return f
+}
 
 func (f *framer) tick() { f.stamp = strconv.AppendInt(f.stamp[:0], time.Now().UnixMilli(), 10) }
 
-// feed takes output of one stream.
+// flush writes the events that wait.
+func (f *framer) flush() {
+	if len(f.out) > 0 && f.gone == nil {
+		_, f.gone = f.w.Write(f.out)
+	}
+	f.out = f.out[:0]
+}
+
+// feed takes what the reader has just given.
 func (f *framer) feed(s Stream, data []byte) {
 	f.tick()
 	if f.exact {
@@ -63,11 +98,6 @@ func (f *framer) feed(s Stream, data []byte) {
 		return
 	}
 	l := &f.lines[s]
-	// "\r" ended the last line; its "\n" arrives only now and belongs to the same terminator.
-	if len(data) > 0 && data[0] == '\n' && len(l.text) == 0 && bytes.Equal(l.pending, []byte("\r")) {
-		l.pending = append(l.pending, '\n')
-		data = data[1:]
-	}
 	newline := -1 // position of the next \n, -1 unknown; kept so that many \r do not make many searches
 	for len(data) > 0 {
 		if newline < 0 {
@@ -75,39 +105,61 @@ func (f *framer) feed(s Stream, data []byte) {
 				newline = len(data)
 			}
 		}
-		end := newline
+		end, width := newline, 0
 		if r := bytes.IndexByte(data[:newline], '\r'); r >= 0 {
-			end = r
+			end, width = r, 1 // it is text
 		}
 		if end == len(data) {
-			f.extend(s, data)
+			f.extend(l, data, 0)
 			return
 		}
-		f.extend(s, data[:end])
-		width := 1
-		if data[end] == '\r' && end+1 < len(data) && data[end+1] == '\n' {
-			width = 2
-		}
-		f.emit(s, l.text)
-		l.text = l.text[:0]
-		l.pending = append(l.pending[:0], data[end:end+width]...)
-		data = data[end+width:]
-		newline -= end + width
+		behind := len(data) - end - width
+		f.extend(l, data[:end+width], behind)
+		f.finish(l, behind)
+		l.pending = width == 0
+		data = data[end+1:]
+		newline -= end + 1
 	}
 }
 
-// extend adds to the current line and sends the full chunks of one that has grown too long.
-func (f *framer) extend(s Stream, data []byte) {
-	l := &f.lines[s]
-	for len(l.text)+len(data) > chunk {
-		n := chunk - len(l.text)
-		l.text = append(l.text, data[:n]...)
-		data = data[n:]
-		keep := len(l.text) - partialRune(l.text)
-		f.emit(s, l.text[:keep])
-		l.text = append(l.text[:0], l.text[keep:]...)
+// extend adds to a line. behind is how many of the bytes that were read come after these.
+func (f *framer) extend(l *line, data []byte, behind int) {
+	if len(data) == 0 {
+		return
 	}
-	l.text = append(l.text, data...)
+	if l.size == 0 {
+		l.start = f.reader.before(len(data) + behind)
+	}
+	l.size += int64(len(data))
+	switch {
+	case l.form == inPieces:
+		f.piece(l, data)
+	case l.size <= chunk:
+		l.text = append(l.text, data...)
+	default:
+		l.form, l.text = spooled, l.text[:0]
+		if l.size > f.reader.repeatable() {
+			f.again(l, behind)
+		}
+	}
+}
+
+// finish sends a line that is complete. An empty text says nothing and is not sent.
+func (f *framer) finish(l *line, behind int) {
+	if l.form == spooled {
+		f.again(l, behind)
+	}
+	if len(l.text) > 0 || l.form == held && l.pending {
+		f.begin(l)
+		f.out = appendText(f.out, l.text)
+	}
+	if f.open == l {
+		f.cut()
+	}
+	l.form, l.size, l.text = held, 0, l.text[:0]
+	if len(f.out) >= chunk {
+		f.flush()
+	}
 }
 
 // close sends the last lines, which had no end.
@@ -115,26 +167,73 @@ func (f *framer) close() {
 	f.tick()
 	for s := range f.lines {
 		l := &f.lines[s]
-		if len(l.text) > 0 {
-			f.emit(Stream(s), l.text)
+		if l.size > 0 {
+			f.finish(l, 0)
 		}
-		l.text, l.pending = nil, nil
+		l.pending = false
 	}
 }
 
-// emit encodes one event with the pending terminator in front. An empty text says nothing and is not sent.
-func (f *framer) emit(s Stream, text []byte) {
-	l := &f.lines[s]
-	if len(l.pending) == 0 && len(text) == 0 {
+// again sends what the spool has of a line, up to what was read last but for the bytes behind it.
+func (f *framer) again(l *line, behind int) {
+	l.form = inPieces
+	buf := buffers.Get().(*[chunk]byte)
+	defer buffers.Put(buf)
+	reader, end := f.reader.from(l.start), f.reader.before(behind).off
+	var found int64
+	for reader.off < end {
+		n, s, _, _, err := reader.Read(buf[:min(chunk, end-reader.off)])
+		if err != nil {
+			f.failed = err
+			return
+		}
+		if over := reader.off - end; over > 0 {
+			n = max(0, n-int(over)) // what comes before was dropped
+		}
+		if n == 0 {
+			break
+		}
+		if s == l.stream {
+			f.piece(l, buf[:n])
+			found += int64(n)
+		}
+	}
+	f.lost += l.size - found
+}
+
+// piece sends a part of a line. Of a rune only all bytes together.
+func (f *framer) piece(l *line, data []byte) {
+	f.begin(l)
+	l.text = append(l.text, data...)
+	keep := len(l.text) - partialRune(l.text)
+	f.out = appendText(f.out, l.text[:keep])
+	l.text = append(l.text[:0], l.text[keep:]...)
+	if len(f.out) >= chunk {
+		f.flush()
+	}
+}
+
+// begin opens the event of a line, with the pending terminator in front.
+func (f *framer) begin(l *line) {
+	if f.open == l {
 		return
 	}
-	f.head(s.event())
+	f.head(l.stream.event())
 	f.out = append(f.out, `,"text":"`...)
-	f.out = appendText(f.out, l.pending)
-	f.out = appendText(f.out, text)
-	f.out = append(f.out, '"')
-	f.tail()
-	l.pending = l.pending[:0]
+	if l.pending {
+		f.out = append(f.out, `\n`...)
+	}
+	l.pending = false
+	f.open = l
+}
+
+// cut ends the event that is open.
+func (f *framer) cut() {
+	if f.open != nil {
+		f.open = nil
+		f.out = append(f.out, '"')
+		f.tail()
+	}
 }
 
 // emitExact encodes one event with the bytes as they are.
@@ -149,6 +248,14 @@ func (f *framer) emitExact(s Stream, data []byte) {
 	f.tail()
 }
 
+// missing says that so many bytes will not come, and gives their number back.
+func (f *framer) missing(lost int64) int64 {
+	if lost > 0 {
+		f.event(wire.ExecutionEventTypeStatus, strconv.FormatInt(lost, 10)+" bytes of output were dropped before they could be sent")
+	}
+	return lost
+}
+
 // event encodes an event with a plain text.
 func (f *framer) event(kind wire.ExecutionEventType, text string) {
 	f.tick()
@@ -156,6 +263,9 @@ func (f *framer) event(kind wire.ExecutionEventType, text string) {
 	f.out = append(f.out, `,"text":"`...)
 	f.out = appendText(f.out, []byte(text))
 	f.out = append(f.out, '"')
+	if kind == wire.ExecutionEventTypeInit {
+		f.out = append(f.out, `,"framing":"joined"`...)
+	}
 	f.tail()
 }
 
@@ -168,10 +278,11 @@ func (f *framer) terminal(end *wire.CommandEnd, took time.Duration) {
 	} else {
 		e.Type, e.Error = wire.ExecutionEventTypeError, executionError(end)
 	}
-	data, err := json.Marshal(e)
+	data, err := reply.Marshal(e)
 	if err != nil {
 		panic(err) // plain strings and numbers: it cannot
 	}
+	f.cut()
 	f.out = append(append(f.out, data...), "\n\n"...)
 }
 
@@ -189,16 +300,14 @@ func executionError(end *wire.CommandEnd) *wire.ExecutionError {
 }
 
 func (f *framer) head(kind wire.ExecutionEventType) {
+	f.cut()
 	f.out = append(f.out, `{"type":"`...)
 	f.out = append(f.out, kind...)
-	f.out = append(f.out, '"')
+	f.out = append(f.out, `","timestamp":`...)
+	f.out = append(f.out, f.stamp...)
 }
 
-func (f *framer) tail() {
-	f.out = append(f.out, `,"timestamp":`...)
-	f.out = append(f.out, f.stamp...)
-	f.out = append(f.out, "}\n\n"...)
-}
+func (f *framer) tail() { f.out = append(f.out, "}\n\n"...) }
 
 // partialRune gives the number of bytes at the end of text that may be the beginning of a rune whose rest is still
 // to come.

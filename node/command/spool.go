@@ -447,6 +447,27 @@ func (r *Reader) Close() {
 	}
 }
 
+// position is a place in a log, with what a reader there has to know.
+type position struct {
+	off    int64
+	stream Stream
+	entry  int64
+}
+
+// before is the place so many bytes before the reader's, within what it has read last.
+func (r *Reader) before(n int) position {
+	return position{off: r.off - int64(n), stream: r.stream, entry: r.entry}
+}
+
+// from makes a second reader for what this one has read already. It is good as long as this one is open.
+func (r *Reader) from(p position) *Reader {
+	return &Reader{log: r.log, off: p.off, stream: p.stream, entry: p.entry}
+}
+
+// repeatable is how much may be left to be read again later. With it a reader that is waited for (see courtesy) stays
+// well within what the spool keeps.
+func (r *Reader) repeatable() int64 { return r.log.spool.commandMax / 8 }
+
 // Ready gets a value when there may be more to read. One reader waits on it.
 func (r *Reader) Ready() <-chan struct{} { return r.ready }
 

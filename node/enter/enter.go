@@ -96,6 +96,7 @@ type sandbox struct {
 	conn    *control.Conn
 	files   openFiles
 	version string
+	hosts   *os.File // /etc/hosts, which gets the sandbox's name when it has one; nil: the image has none
 }
 
 // prepare is the first stage: build the root, give up all rights, have execd ready.
@@ -104,8 +105,14 @@ func (s *sandbox) prepare() (*execd.Prepared, error) {
 	if err := s.takeLog(); err != nil {
 		return nil, fail("log", err)
 	}
-	if err := s.buildRoot(); err != nil {
+	err := s.buildRoot()
+	if err != nil {
 		return nil, err
+	}
+	// Opened here, because the first opening copies it into the writable layer: a sandbox that is asked for does not wait
+	// for that. Nobody has run yet who could have put a link there.
+	if s.hosts, err = os.OpenFile("/etc/hosts", os.O_WRONLY|os.O_APPEND|unix.O_NOFOLLOW, 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fail("hosts", err)
 	}
 	// Once the rights are gone only sandboxd, which holds them all, can still change the size.
 	shm, err := unix.Fspick(unix.AT_FDCWD, "/dev/shm", unix.FSPICK_CLOEXEC)
@@ -130,6 +137,9 @@ func (s *sandbox) become(prepared *execd.Prepared, setup *control.Setup) error {
 	if err := findEntrypoint(setup); err != nil {
 		return err
 	}
+	if err := s.nameItself(); err != nil {
+		return fail("hosts", err)
+	}
 	end, err := s.files.file(control.FileEnd)
 	if err != nil {
 		return fail("end", err)
@@ -142,6 +152,20 @@ func (s *sandbox) become(prepared *execd.Prepared, setup *control.Setup) error {
 		return fail("execd", err)
 	}
 	return nil
+}
+
+// nameItself makes the sandbox's host name, which sandboxd has set, one that programs can look up.
+func (s *sandbox) nameItself() error {
+	if s.hosts == nil {
+		return nil
+	}
+	defer s.hosts.Close()
+	name, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(s.hosts, "127.0.0.1\t%[1]s\n::1\t%[1]s\n", name)
+	return err
 }
 
 // heedSignals sets every signal that somebody up the line chose to ignore (nohup, a shell's background job, make, which

@@ -11,7 +11,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
@@ -361,7 +360,7 @@ func newArray(w http.ResponseWriter) *array {
 }
 
 func (a *array) add(v any) error {
-	data, err := json.Marshal(v)
+	data, err := reply.Marshal(v)
 	if err != nil {
 		return err
 	}

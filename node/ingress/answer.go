@@ -6,6 +6,9 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+
+	"opensandbox.io/node/reply"
+	"opensandbox.io/node/wire"
 )
 
 // pageSandbox keeps a page of one sandbox from acting as a page of another, or of anything else on this address:
@@ -18,6 +21,9 @@ var ofTheOrigin = []string{"Alt-Svc", "Clear-Site-Data", "Service-Worker-Allowed
 // modify makes the answer of a server inside one that cannot reach beyond its sandbox.
 func modify(answer *http.Response) error {
 	to := routeOf(answer.Request)
+	if answer.StatusCode > 599 || answer.StatusCode < 200 && answer.StatusCode != http.StatusSwitchingProtocols {
+		return reply.Errorf(wire.CodeBackendResponseFailed, "Port %d of the sandbox answered with the status %03d.", to.port, answer.StatusCode)
+	}
 	if to.body.unread() && answer.StatusCode != http.StatusSwitchingProtocols {
 		answer.Header.Set("Connection", "close")
 	}

@@ -150,6 +150,11 @@ func (in *ingress) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, r, err)
 		return
 	}
+	if to.needsSlash(r) {
+		w.Header().Set("Location", to.withSlash(r.URL))
+		w.WriteHeader(http.StatusPermanentRedirect)
+		return
+	}
 	if !in.begin(to.id) {
 		w.Header().Set("Retry-After", "1")
 		refuse(w, r, reply.Errorf(wire.CodeIngressBusy, "%d requests to this sandbox are under way.", in.most))
@@ -164,17 +169,31 @@ func (in *ingress) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		to.body = &clientBody{ReadCloser: r.Body}
 		r.Body = to.body
 	}
-	in.proxy.ServeHTTP(&answerWriter{w}, r.WithContext(context.WithValue(r.Context(), routeKey{}, to)))
+	in.proxy.ServeHTTP(&answerWriter{w, to.way != byPath}, r.WithContext(context.WithValue(r.Context(), routeKey{}, to)))
 }
 
-// answerWriter leaves `100 Continue` to net/http, which says it when the body is read; that happens when the server in
-// the sandbox has said it, so passing that on as well would say it twice.
-type answerWriter struct{ http.ResponseWriter }
+// answerWriter keeps interim answers from saying more than the final one may: of early hints only the links pass, and
+// only where the program has an origin of its own; everything else is dropped. `100 Continue` is net/http's to say,
+// which says it when the body is read; that happens when the server in the sandbox has said it, so passing that on as
+// well would say it twice.
+type answerWriter struct {
+	http.ResponseWriter
+	hints bool
+}
 
 func (w *answerWriter) WriteHeader(status int) {
-	if status != http.StatusContinue {
-		w.ResponseWriter.WriteHeader(status)
+	if status < http.StatusOK && status != http.StatusSwitchingProtocols {
+		if status != http.StatusEarlyHints || !w.hints {
+			return
+		}
+		// The proxy has put the interim headers here, and clears them afterwards.
+		for name := range w.Header() {
+			if name != "Link" {
+				w.Header().Del(name)
+			}
+		}
 	}
+	w.ResponseWriter.WriteHeader(status)
 }
 
 func (w *answerWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -157,6 +157,47 @@ func TestServerInsideNeverSeesTokens(t *testing.T) {
 	}
 }
 
+func TestTheRootOfAProgramEndsWithASlash(t *testing.T) {
+	d := open(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "execd ", r.RequestURI) }))
+	port := inside(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Method, " ", r.RequestURI) })
+	bare := fmt.Sprintf("/%s/%d", id, port)
+	ask := func(method, path, header string) (*http.Response, string) {
+		r, err := http.NewRequest(method, d.url+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if header != "" {
+			r.Header.Set("Upgrade", header)
+			r.Header.Set("Connection", "Upgrade")
+		}
+		return d.do(r)
+	}
+	for _, method := range []string{"GET", "HEAD"} {
+		for query, want := range map[string]string{"": "", "?a=%2F&b=;c?d": "?a=%2F&b=;c?d"} {
+			answer, _ := ask(method, bare+query, "")
+			location, err := answer.Location()
+			if err != nil || answer.StatusCode != 308 || location.String() != d.url+bare+"/"+want {
+				t.Errorf("%s %q: %d to %v %v", method, query, answer.StatusCode, location, err)
+			}
+			if written := answer.Header.Get("Location"); written != fmt.Sprintf("%d/%s", port, want) {
+				t.Errorf("a proxy in front would break %q", written)
+			}
+		}
+	}
+	for _, c := range []struct{ method, path, upgrade, want string }{
+		{"POST", bare, "", "POST /"},
+		{"GET", bare, "websocket", "GET /"},
+		{"GET", bare + "/", "", "GET /"},
+		{"GET", bare + "/a", "", "GET /a"},
+		{"GET", "/" + id + "/44772", "", "execd /"},
+	} {
+		if answer, body := ask(c.method, c.path, c.upgrade); answer.StatusCode != 200 || body != c.want {
+			t.Errorf("%s %s: %d %s", c.method, c.path, answer.StatusCode, body)
+		}
+	}
+	d.wantCode("/"+id+"/18080", "INGRESS::NO_EGRESS", 501)
+}
+
 func TestReasonsOfRefusal(t *testing.T) {
 	d := open(t, http.NotFoundHandler())
 	closed := listenAndClose(t)

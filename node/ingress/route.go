@@ -54,6 +54,8 @@ type route struct {
 	way  way
 	// rest is what the sandbox's server sees, still escaped as the client wrote it; it begins with a slash.
 	rest string
+	// bare: the path ended behind the port, without a slash.
+	bare bool
 	// body is the client's; nil if there is none.
 	body *clientBody
 }
@@ -179,7 +181,23 @@ func parsePath(u *url.URL) (route, error) {
 	} else {
 		rest = "/"
 	}
-	return route{id: id, port: port, rest: rest}, nil
+	return route{id: id, port: port, rest: rest, bare: !slash}, nil
+}
+
+// needsSlash tells requests for the root of a program that have to be made again with a slash at the end: links of its
+// page are relative to that. execd has no pages, and who wants an upgrade does not follow redirects.
+func (r route) needsSlash(asked *http.Request) bool {
+	return r.bare && r.port != execdPort && asked.Header.Get("Upgrade") == "" &&
+		(asked.Method == http.MethodGet || asked.Method == http.MethodHead)
+}
+
+// withSlash is where such a request goes, relative to its own path: a proxy in front may have put something before it.
+func (r route) withSlash(asked *url.URL) string {
+	location := strconv.Itoa(r.port) + "/"
+	if asked.RawQuery != "" {
+		location += "?" + asked.RawQuery
+	}
+	return location
 }
 
 // parseAddress is the inverse of address.

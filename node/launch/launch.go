@@ -28,6 +28,7 @@ import (
 	"opensandbox.io/node/cgroup"
 	"opensandbox.io/node/control"
 	"opensandbox.io/node/record"
+	"opensandbox.io/node/thread"
 	"opensandbox.io/node/wipe"
 )
 
@@ -358,13 +359,17 @@ func (h *Host) clone(attr *syscall.SysProcAttr, block *Block, network, theirs *o
 	attr.Credential = &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: h.Rootless}
 	attr.Setsid = true
 	attr.PidFD = &pidfd
-	pid, _, err := syscall.StartProcess(fdPath(h.program), []string{control.InitName}, &syscall.ProcAttr{
-		Dir: "/",
-		// One processor for its scheduler: five threads fewer. Without the second variable the Go runtime keeps a
-		// file of the host's control groups open.
-		Env:   []string{"GOMAXPROCS=1", "GODEBUG=containermaxprocs=0"},
-		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd(), block.lock.Fd()},
-		Sys:   attr,
+	var pid int
+	// Also from the pool, whose thread has a low priority: a sandbox would keep that for life.
+	thread.Normally(func() {
+		pid, _, err = syscall.StartProcess(fdPath(h.program), []string{control.InitName}, &syscall.ProcAttr{
+			Dir: "/",
+			// One processor for its scheduler: five threads fewer. Without the second variable the Go runtime keeps a
+			// file of the host's control groups open.
+			Env:   []string{"GOMAXPROCS=1", "GODEBUG=containermaxprocs=0"},
+			Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd(), block.lock.Fd()},
+			Sys:   attr,
+		})
 	})
 	if err != nil {
 		return nil, err

@@ -5,6 +5,7 @@
 package reply
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -43,9 +44,18 @@ type body struct {
 	RequestID string    `json:"requestId,omitempty"`
 }
 
+// Marshal is json.Marshal without the escapes for HTML: people read what we answer, and no page embeds it.
+func Marshal(v any) ([]byte, error) {
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	err := encoder.Encode(v)
+	return bytes.TrimSuffix(out.Bytes(), []byte("\n")), err
+}
+
 // JSON answers with v as the body.
 func JSON(w http.ResponseWriter, status int, v any) {
-	data, err := json.Marshal(v)
+	data, err := Marshal(v)
 	if err != nil {
 		// Only a type that cannot be marshalled gets here: a programming error, shown by the Handle middleware as a 500.
 		panic(fmt.Errorf("reply: %w", err))

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -127,5 +128,13 @@ func TestPanicAfterTheFirstByteBreaksTheConnection(t *testing.T) {
 	defer res.Body.Close()
 	if _, err := io.ReadAll(res.Body); err == nil {
 		t.Error("a half answer looked whole")
+	}
+}
+
+func TestBodiesAreWrittenForPeople(t *testing.T) {
+	w := httptest.NewRecorder()
+	JSON(w, http.StatusOK, map[string]string{"hint": "<id> & \u2028 more"})
+	if got := w.Body.String(); got != `{"hint":"<id> & \u2028 more"}` || w.Header().Get("Content-Length") != fmt.Sprint(len(got)) {
+		t.Errorf("got %q", got)
 	}
 }

@@ -67,6 +67,17 @@ func Background() {
 	setNice(own + background)
 }
 
+// Normally runs f with the priority that the process has, whatever the calling thread's is: what f starts inherits it.
+// The caller has locked the thread.
+func Normally(f func()) {
+	own := nice()
+	raw, err := unix.Getpriority(unix.PRIO_PROCESS, unix.Getpid())
+	if normal := 20 - raw; err == nil && normal != own && setNice(normal) == nil {
+		defer setNice(own)
+	}
+	f()
+}
+
 // nice is that of the calling thread.
 func nice() int {
 	raw, err := unix.Getpriority(unix.PRIO_PROCESS, 0)

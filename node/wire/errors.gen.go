@@ -14,6 +14,9 @@ const (
 	CodeGeneralInvalidRequest       Code = "GENERAL::INVALID_REQUEST"
 	CodeGeneralNotFound             Code = "GENERAL::NOT_FOUND"
 	CodeGeneralMethodNotAllowed     Code = "GENERAL::METHOD_NOT_ALLOWED"
+	CodeGeneralInvalidHttp          Code = "GENERAL::INVALID_HTTP"
+	CodeGeneralHeadersTooLarge      Code = "GENERAL::HEADERS_TOO_LARGE"
+	CodeGeneralRequestTimeout       Code = "GENERAL::REQUEST_TIMEOUT"
 	CodeGeneralUnknownError         Code = "GENERAL::UNKNOWN_ERROR"
 	CodeSandboxNotFound             Code = "SANDBOX::NOT_FOUND"
 	CodeSandboxInvalidParameter     Code = "SANDBOX::INVALID_PARAMETER"
@@ -91,12 +94,15 @@ var codes = map[Code]struct {
 	CodeGeneralInvalidRequest:       {422, "Compare the body with spec/lifecycle.yaml."},
 	CodeGeneralNotFound:             {404, "See /docs for the routes of this server."},
 	CodeGeneralMethodNotAllowed:     {405, "See /docs for the methods of this route."},
+	CodeGeneralInvalidHttp:          {400, "This is no HTTP/1.1 request; check the port and what the client sends."},
+	CodeGeneralHeadersTooLarge:      {431, "Send fewer or shorter headers; large values belong into the body."},
+	CodeGeneralRequestTimeout:       {408, "Send the whole head at once."},
 	CodeGeneralUnknownError:         {500, "Look up the request id in the server's log."},
 	CodeSandboxNotFound:             {404, "It may have expired or been deleted; list the sandboxes that exist."},
 	CodeSandboxInvalidParameter:     {400, "Correct the named field."},
 	CodeSandboxInvalidMetadataLabel: {400, "Keys and values follow the Kubernetes label syntax; opensandbox.io/ is reserved."},
 	CodeSandboxInvalidEntrypoint:    {400, "Give a program that exists in the image, as a list of words."},
-	CodeSandboxInvalidExpiration:    {400, "Give a time in the future."},
+	CodeSandboxInvalidExpiration:    {400, "Give a time in the future, less than ten years away."},
 	CodeSandboxNoExpiration:         {409, "It was created without a timeout and lives until it is deleted."},
 	CodeSandboxInvalidPort:          {400, "Ports go from 1 to 65535."},
 	CodeSandboxNotRunning:           {409, "Ask for the sandbox to see its state and why it ended."},
@@ -117,7 +123,7 @@ var codes = map[Code]struct {
 	CodeSnapshotNotFound:            {404, "List the snapshots that exist."},
 	CodePoolNotSupported:            {501, "This runtime has no pools yet."},
 	CodeTemplateNotSupported:        {501, "This runtime has no templates."},
-	CodeBackendConnectionFailed:     {502, "Nothing listens on that port inside the sandbox."},
+	CodeBackendConnectionFailed:     {502, "Start the program inside the sandbox, let it listen on 127.0.0.1 or 0.0.0.0, and check the port."},
 	CodeBackendResponseFailed:       {502, "The program on that port broke off; look at its output inside the sandbox."},
 	CodeBackendTimeout:              {504, "The program on that port did not answer in time."},
 	CodeIngressBadRoute:             {404, "Addresses have the form /<sandbox id>/<port>/..."},
@@ -126,9 +132,9 @@ var codes = map[Code]struct {
 	CodeIngressRouteConflict:        {400, "Name one sandbox and one port, in one way: by host name, by header or by path."},
 	CodeIngressSignedRoute:          {501, "Signed routes are not there yet; use the endpoint as the server gives it."},
 	CodeIngressBusy:                 {429, "Too many requests to this sandbox are under way; end some, or try again later."},
-	CodeIngressPortClosed:           {502, "Nothing listens on that port inside the sandbox; start the server first."},
-	CodeIngressAccessRequired:       {403, "Ports of sandboxes are open on loopback only; bind [server] host to 127.0.0.1, or go through a tunnel."},
-	CodeIngressNoEgress:             {501, "This sandbox has no network, so there is no egress policy to ask for."},
+	CodeIngressPortClosed:           {502, "Start the program inside the sandbox, let it listen on 127.0.0.1 or 0.0.0.0, and check the port."},
+	CodeIngressAccessRequired:       {403, "Go through the server: ask for the endpoint with use_server_proxy=true and send the API key. Only on loopback ingress opens ports other than execd's."},
+	CodeIngressNoEgress:             {501, "Do without a network policy; GET /v1/runtime says what this server can do."},
 	CodeUnauthorized:                {401, "Send the headers that the endpoint answer gave."},
 	CodeInvalidRequestBody:          {400, "Correct the named field."},
 	CodeMissingQuery:                {400, "Give the named query parameter."},

@@ -38,6 +38,8 @@ type ExecutionEvent struct {
 	Text string `json:"text,omitempty"`
 	// stdout, stderr of an exact request: the bytes, in base64.
 	Data string `json:"data,omitempty"`
+	// init: texts are framed as the note below says. Without it, each text is a line.
+	Framing ExecutionEventFraming `json:"framing,omitempty"`
 	// Milliseconds since 1970.
 	Timestamp int64 `json:"timestamp"`
 	// Milliseconds.
@@ -61,6 +63,13 @@ const (
 	ExecutionEventTypeExecutionComplete ExecutionEventType = "execution_complete"
 	ExecutionEventTypeExecutionCount    ExecutionEventType = "execution_count"
 	ExecutionEventTypePing              ExecutionEventType = "ping"
+)
+
+// ExecutionEventFraming is one of the constants below.
+type ExecutionEventFraming string
+
+const (
+	ExecutionEventFramingJoined ExecutionEventFraming = "joined"
 )
 
 type ExecutionError struct {

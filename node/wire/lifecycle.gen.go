@@ -161,6 +161,8 @@ type Endpoint struct {
 	Endpoint string `json:"endpoint"`
 	// Send these with every request to the endpoint.
 	Headers map[string]string `json:"headers,omitempty"`
+	// What keeps clients from using this address, and what to do instead.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // One limit, its effective value and what enforces it. `means` is `none` where nothing does.
@@ -278,10 +280,11 @@ type SandboxEvent struct {
 	SandboxID string    `json:"sandboxId"`
 	At        time.Time `json:"at"`
 	// created, running, renewed, metadata changed, ended, deleting, deleted, …
-	Event   string       `json:"event"`
-	State   SandboxState `json:"state"`
-	Reason  string       `json:"reason,omitempty"`
-	Message string       `json:"message,omitempty"`
+	Event  string       `json:"event"`
+	State  SandboxState `json:"state"`
+	Reason string       `json:"reason,omitempty"`
+	// What happened: how it ended, until when it was renewed, which keys of its metadata changed.
+	Message string `json:"message,omitempty"`
 }
 
 // One command or cell. Everything in it comes out of a sandbox; it is shown, never believed.

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from world import World, eventually, world_at
 
-from opensandbox_server.admission import LONGEST_RETRY, Admission, Bounds, ClientLeft, Occupancy, Turn
+from opensandbox_server.admission import LONGEST_RETRY, Admission, Bounds, ClientLeft, Occupancy, Turn, full
 from opensandbox_server.errors import Code, OpenSandboxError
 from opensandbox_server.sandbox import SandboxState
 
@@ -109,12 +109,42 @@ async def test_a_full_queue_sends_away_with_a_place_and_a_time() -> None:
 
 async def test_the_time_to_come_back_has_bounds() -> None:
     clock = Seconds()
-    gate = admission(clock, creating=1)
-    assert gate.refusal("full", 1).retry_after == 1, "nothing is known yet"
-    (await gate.enter()).end()
-    assert gate.refusal("full", 1).retry_after == 1
+    gate = admission(clock, creating=1, waiting=0)
+
+    async def sent_away() -> int | None:
+        with pytest.raises(OpenSandboxError, match="max_waiting") as caught:
+            await gate.enter()
+        return caught.value.retry_after
+
+    turn = await gate.enter()
+    assert await sent_away() == 1, "nothing is known yet"
+    turn.end()
+    await gate.enter()
+    assert await sent_away() == 1
     clock.now += 10_000
-    assert gate.refusal("full", 1).retry_after == LONGEST_RETRY
+    assert await sent_away() == LONGEST_RETRY
+
+
+@pytest.mark.parametrize(
+    ("next_end", "seconds"), [(None, 10), (-3.0, 1), (0.2, 1), (41.5, 42), (60.0, 60), (60.5, 10), (1e12, 10)]
+)
+async def test_a_full_house_has_no_queue(next_end: float | None, seconds: int) -> None:
+    error = full(7, next_end)
+    assert (error.code, error.retry_after, error.details) == (Code.SANDBOX_CAPACITY_EXHAUSTED, seconds, {"limit": 7})
+    assert "[server] max_sandboxes" in error.message
+    assert "[server] max_sandboxes" in error.hint
+
+
+async def test_a_full_house_is_told_of_the_next_that_ends_and_ended_ones_free_nothing(tmp_path: Path) -> None:
+    async with world_at(tmp_path, bounds=Bounds(sandboxes=1)) as world:
+        ended = (await world.create(timeout=60)).sandbox
+        world.runtime.end(ended.id)
+        await world.reconcile.report(world.runtime.sandboxes[ended.id])
+        await world.create(timeout=85)
+        world.clock.forward(45)
+        with pytest.raises(OpenSandboxError, match="max_sandboxes") as caught:
+            await world.create()
+        assert caught.value.retry_after == 40
 
 
 async def test_who_hangs_up_leaves_the_queue() -> None:

@@ -462,5 +462,32 @@ async def test_a_full_server_says_when_to_come_back(runtime: FakeRuntime, tmp_pa
             await create(client)
             told = await client.post("/v1/sandboxes", json=BODY)
             body = is_error(told, 429, "SANDBOX::CAPACITY_EXHAUSTED")
-            assert int(told.headers["retry-after"]) >= 1
-            assert body["details"] == {"queuePosition": 1, "limit": 1}
+            assert told.headers["retry-after"] == "10", "nothing ends within a minute"
+            assert body["details"] == {"limit": 1}, "there is no queue"
+
+
+async def test_an_address_that_ingress_will_refuse_comes_with_a_warning(runtime: FakeRuntime, tmp_path: Path) -> None:
+    async with open_store(tmp_path / "open.db", node=NODE, runtime=runtime.name) as store:
+        app = create_app(Deps(store, runtime, b"k" * 32, node=NODE, epoch=store.epoch, api_key="key", loopback=False))
+        async with (
+            app.router.lifespan_context(app),
+            httpx2.AsyncClient(
+                transport=httpx2.ASGITransport(app),
+                base_url="http://sandboxes.example:8080",
+                headers={"OPEN-SANDBOX-API-KEY": "key"},
+            ) as client,
+        ):
+            made = await create(client)
+            base = f"/v1/sandboxes/{made['id']}/endpoints"
+            told = (await client.get(f"{base}/8000")).json()
+            assert told["endpoint"].endswith(f"/{made['id']}/8000")
+            assert "use_server_proxy=true" in told["warnings"][0]
+            assert wire.Endpoint.model_validate(told).warnings == told["warnings"]
+            for works in (f"{base}/44772", f"{base}/8000?use_server_proxy=true"):
+                assert "warnings" not in (await client.get(works)).json()
+            assert "warnings" not in made["endpoints"]["44772"]
+
+
+async def test_on_loopback_every_port_works_and_none_has_a_warning(client: httpx2.AsyncClient) -> None:
+    made = await create(client)
+    assert "warnings" not in (await client.get(f"/v1/sandboxes/{made['id']}/endpoints/8000")).json()

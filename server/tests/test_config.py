@@ -63,10 +63,10 @@ def test_the_environment_gives_key_and_state_directory_and_flags_win(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[server]\nprot = 1\n", "[server] prot is not known; did you mean port"),
-        ("[sever]\nport = 1\n", "[sever] is not known; did you mean [server]"),
+        ("[server]\nprot = 1\n", "[server] prot is not known; did you mean port?"),
+        ("[sever]\nport = 1\n", "[sever] is not known; did you mean [server]?"),
         ('[server]\nfree_space_reserve = "1g"\n', "[server] free_space_reserve is not known; it belongs in [local]"),
-        ("[egress.upstream_proxy]\nuri = 'x'\n", "[egress.upstream_proxy] uri is not known; did you mean url"),
+        ("[egress.upstream_proxy]\nuri = 'x'\n", "[egress.upstream_proxy] uri is not known; did you mean url?"),
         ("[server]\nzzz = 1\n", "[server] zzz is not known."),
         ('[server]\nport = "x"\n', "[server] port: input should be a valid integer"),
         ('[local]\nfree_space_reserve = "lots"\n', "[local] free_space_reserve: write a size such as"),
@@ -78,6 +78,7 @@ def test_a_wrong_key_or_value_is_named(tmp_path: Path, text: str, expected: str)
     file = written(tmp_path, text)
     error = refused(file)
     assert expected in error.message
+    assert "?." not in error.message
     assert str(file) in error.message
 
 
@@ -129,7 +130,20 @@ def test_runtimes_that_are_not_built_are_refused_and_local_is_named(tmp_path: Pa
     ],
 )
 def test_promises_that_cannot_be_kept_are_refused(tmp_path: Path, text: str) -> None:
-    assert "cannot be honoured" in refused(written(tmp_path, text)).message
+    file = written(tmp_path, text)
+    assert refused(file).message.startswith(f"{file}: [")
+    assert "cannot be honoured" in refused(file).message
+
+
+def test_every_origin_needs_a_key(tmp_path: Path) -> None:
+    file = written(tmp_path, '[server]\ncors_origins = ["http://localhost:3000", "*"]\n')
+    error = refused(file)
+    assert "cors_origins" in error.message
+    assert "api_key" in error.hint
+    refused(file, environ={"OPENSANDBOX_INSECURE_SERVER": "YES"})
+    load(file, environ={"OPENSANDBOX_SERVER_API_KEY": "k"})
+    load(written(tmp_path, '[server]\ncors_origins = ["*"]\n[tenants]\nprovider = "file"\n'), environ={})
+    load(written(tmp_path, '[server]\ncors_origins = ["http://localhost:3000"]\n'), environ={})
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,12 @@ def test_a_runtime_that_is_not_there_yet_is_named(
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("name", ["docker", "docker-zh", "k8s", "k8s-zh"])
+def test_an_empty_list_of_host_paths_is_said_to_allow_none(name: str) -> None:
+    comment = example(name).split("\nallowed_host_paths = []")[0].splitlines()[-1]
+    assert ("Empty: none" in comment) or ("\u5168\u90e8\u4e0d\u5141\u8bb8" in comment)
+
+
 def test_the_skeleton_has_every_key_and_sets_none() -> None:
     assert tomllib.loads(example(None)) == {}
     bare = re.sub(r"^# (?=\[|\w+ =)", "", example(None), flags=re.MULTILINE)

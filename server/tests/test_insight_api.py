@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from test_api_sandbox import create, is_error, no_nulls
-from world import NODE
+from world import NODE, eventually
 
 from opensandbox_server.app import Deps, create_app
 from opensandbox_server.runtimes.fake import FakeRuntime
@@ -67,7 +67,7 @@ async def test_history_as_in_the_contract(client: httpx2.AsyncClient, runtime: F
     assert no_nulls(page)
     assert no_nulls(one)
     assert (await client.get("/v1/history?metadata=team%3Dred")).json()["pagination"]["totalItems"] == 0
-    is_error(await client.get("/v1/history/none"), 404, "SANDBOX::NOT_FOUND")
+    assert "/v1/history" in is_error(await client.get("/v1/history/none"), 404, "SANDBOX::NOT_FOUND")["hint"]
     is_error(await client.get("/v1/history?reason=boredom"), 422, "GENERAL::INVALID_REQUEST")
 
 
@@ -99,6 +99,43 @@ async def test_a_stream_of_what_is_gone_ends(client: httpx2.AsyncClient, runtime
     for bad in ("-1", "x", str(2**70)):
         answer = await client.get(f"/v1/sandboxes/{sandbox_id}/events", headers={"Last-Event-ID": bad})
         is_error(answer, 422, "GENERAL::INVALID_REQUEST")
+
+
+async def test_events_say_what_happened(client: httpx2.AsyncClient, runtime: FakeRuntime) -> None:
+    made = await create(client, metadata={"old": "value-1"})
+    base = f"/v1/sandboxes/{made['id']}"
+    until = {"expiresAt": "2099-01-02T03:04:05.5Z"}
+    assert (await client.post(f"{base}/renew-expiration", json=until)).status_code == 200
+    patch = {"old": None, **{f"key-{number:02}": "value-2" for number in range(12)}}
+    assert (await client.patch(f"{base}/metadata", json=patch)).json()["status"]["message"] == "The sandbox is ready."
+    runtime.end(made["id"], exit_code=3)
+
+    async def has_ended() -> bool:
+        return "end" in (await client.get(base)).json()
+
+    await eventually(has_ended)
+    assert (await client.get(base)).json()["status"]["message"] == "The entry point exited with code 3."
+    await client.delete(base)
+    stream = (await client.get(f"{base}/events?follow=false")).text
+    events = [json.loads(block.split("data: ")[1]) for block in stream.split("\n\n") if block.startswith("id: ")]
+    told = {event["event"]: (event["state"], event.get("message")) for event in events}
+    assert told["renewed"] == ("Running", "It now expires at 2099-01-02T03:04:05Z.")
+    changed = f"Set {', '.join(f'key-{number:02}' for number in range(10))} and 2 more; removed old."
+    assert told["metadata changed"] == ("Running", changed)
+    assert told["ended"] == told["deleted"] == ("Failed", "The entry point exited with code 3.")
+    assert "value-" not in stream
+    lines = (await client.get(f"{base}/diagnostics/events")).text.splitlines()
+    assert [line.split(" ", 1)[1] for line in lines if "renewed" in line or "ended" in line] == [
+        "Running renewed: It now expires at 2099-01-02T03:04:05Z.",
+        "Failed ended: The entry point exited with code 3.",
+    ]
+
+
+async def test_the_last_event_says_how_a_living_one_went(client: httpx2.AsyncClient, runtime: FakeRuntime) -> None:
+    sandbox_id = await ended(client, runtime)
+    last = (await client.get(f"/v1/sandboxes/{sandbox_id}/events?follow=false")).text.strip().split("data: ")[-1]
+    event = json.loads(last)
+    assert (event["event"], event["state"], event["reason"]) == ("deleted", "Terminated", "KILLED")
 
 
 async def test_without_following_a_stream_ends_at_once(client: httpx2.AsyncClient) -> None:
@@ -148,6 +185,33 @@ async def test_diagnostics_as_text(client: httpx2.AsyncClient, runtime: FakeRunt
     is_error(await client.get(f"{base}/logs?tail=0"), 422, "GENERAL::INVALID_REQUEST")
     for kind in ("logs", "events", "inspect", "summary"):
         is_error(await client.get(f"/v1/sandboxes/none/diagnostics/{kind}"), 404, "SANDBOX::NOT_FOUND")
+
+
+async def test_diagnostics_show_no_secret_and_no_line_of_a_client(client: httpx2.AsyncClient) -> None:
+    secrets = ("PGPASSWD", "MYSQL_PWD", "AWS_CREDENTIALS", "Basic_auth", "PASSPHRASE", "SECRETS", "id_token")
+    hidden = dict.fromkeys(secrets, "hidden")
+    shown = {
+        "DATABASE_URL": "postgres://me:hid@den@db.example:5432/x?y=z",
+        "PROXY": "a http://hidden@proxy/ b https://u:hidden@[::1]/",
+        "PWD": "/srv",
+        "MAIL": "somebody@host.example",
+    }
+    made = await create(client, env=hidden | shown | {"A\nstate: Failed\x1b[2J": "x"})
+    text = (await client.get(f"/v1/sandboxes/{made['id']}/diagnostics/inspect")).text
+    assert "hid" not in text
+    assert "den@" not in text
+    lines = text.splitlines()
+    for line in (
+        "  MYSQL_PWD: ***",
+        "  DATABASE_URL: postgres://***@db.example:5432/x?y=z",
+        "  PROXY: a http://***@proxy/ b https://***@[::1]/",
+        "  PWD: /srv",
+        "  MAIL: somebody@host.example",
+        '  "A\\nstate: Failed\\u001b[2J": x',
+    ):
+        assert line in lines, line
+    assert "\x1b" not in text
+    assert "state: Failed" not in lines
 
 
 async def test_the_runtime_says_what_it_is(client: httpx2.AsyncClient) -> None:

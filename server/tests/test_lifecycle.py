@@ -75,9 +75,10 @@ async def test_a_failed_create_is_undone_and_told(world: World, error: Exception
     assert await world.store.mine() == ()
     assert world.runtime.sandboxes == {}
     (sandbox_id,) = world.runtime.deleted
-    created, failed, deleted = await world.events(sandbox_id)
-    assert (created, deleted) == ("created", "deleted")
-    assert failed.startswith("create failed: ")
+    created, failed, deleted = await world.store.events(sandbox_id)
+    assert (created.event, failed.kind, deleted.event) == ("created", "create failed", "deleted")
+    assert failed.told == deleted.message
+    assert (deleted.state, deleted.reason) == (S.FAILED, "START_FAILED")
     assert (await world.create()).sandbox.state is S.RUNNING
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -65,6 +66,15 @@ def test_launch_request(name: str, spec: LaunchSpec) -> None:
 
 def test_daemon_command() -> None:
     check("sandboxd-command.json", plan.daemon_command(SETTINGS))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [("DEBUG", "debug"), ("INFO", "info"), ("WARNING", "warn"), ("ERROR", "error"), ("CRITICAL", "error")],
+)
+def test_the_node_logs_at_the_level_of_the_server(ours: str, theirs: str) -> None:
+    command = plan.daemon_command(replace(SETTINGS, log_level=ours))
+    assert command[command.index("--log-level") + 1] == theirs
 
 
 def test_report_of_an_end() -> None:

@@ -113,4 +113,27 @@ async def test_a_request_is_one_line_with_its_route(tmp_path: Path, written: io.
         ("GET", "none", 404),
     ]
     assert (told[1]["requestId"], told[1]["sandboxId"], told[1]["traceId"]) == ("r-2", SANDBOX, TRACE)
+    assert told[0]["sandboxId"] in runtime.sandboxes, "the sandbox that was made"
+    assert [(line["client"], line["tenant"]) for line in told] == [("127.0.0.1", "default")] * 3
+    assert told[2]["path"] == "/no/such\nroute"
+    assert told[2]["msg"].startswith("GET /no/such\nroute 404 ")
+    assert not [line for line in told[:2] if "path" in line]
     assert all(line["ms"] >= 0 and len(line["traceId"]) == 32 for line in told)
+
+
+@pytest.mark.anyio
+async def test_a_refused_request_is_told_with_its_path_but_not_with_secrets(
+    tmp_path: Path, written: io.StringIO
+) -> None:
+    async with open_store(tmp_path / "a.db", node=NODE, runtime="fake") as store:
+        app = create_app(Deps(store, FakeRuntime(), b"k" * 32, node=NODE, epoch=store.epoch, api_key="key"))
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost:8080") as client:
+            logs.start("INFO", "text", written)
+            await client.get(f"/v1/sandboxes/{SANDBOX}/proxy/8000/secret-1?token=secret-2")
+            await client.get(f"/{'x' * 5000}")
+    refused, long = [line for line in written.getvalue().splitlines() if " access: " in line]
+    assert f"GET /v1/sandboxes/{SANDBOX}/proxy/8000/... 401 " in refused
+    assert "client=127.0.0.1" in refused
+    assert "secret" not in refused
+    assert "tenant" not in refused, "nobody knows whose it is"
+    assert len(long) < 500

@@ -45,8 +45,16 @@ async def test_each_is_refused_by_name_and_only_to_callers_with_the_key(client: 
         assert told.status_code == (400 if code == "SANDBOX::API_NOT_SUPPORTED" else 501), (method, path)
         assert told.json()["code"] == code
         assert told.json()["message"] == f"{what} is not built yet."
-        assert "/docs" in told.json()["hint"]
+        assert "/v1/runtime" in told.json()["hint"]
         assert told.headers["x-request-id"]
+
+
+async def test_figures_name_their_routes(client: httpx2.AsyncClient) -> None:
+    client.headers["OPEN-SANDBOX-API-KEY"] = KEY
+    await client.post("/v1/sandboxes/x/pause")
+    text = (await client.get("/metrics")).text
+    assert 'route="/v1/sandboxes/{sandbox_id}/pause",method="POST",status="400"} 1' in text
+    assert 'route="other"' not in text
 
 
 async def test_other_paths_and_methods_are_answered_as_before(client: httpx2.AsyncClient) -> None:

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import gc
+import hashlib
 import json
+import logging
 import os
 import resource
+import socket as sockets_of_the_system
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -24,7 +28,9 @@ from websockets.asyncio.server import ServerConnection, unix_serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from world import BODY, NODE, eventually
 
-from opensandbox_server.api.proxy import ProxyRoute
+from opensandbox_server.api import dial
+from opensandbox_server.api.proxy import LARGEST_MESSAGE, MOST_WEBSOCKETS, ProxyRoute
+from opensandbox_server.api.turns import MESSAGES_IN_A_TURN, ClientWebSocket, InSlices
 from opensandbox_server.app import Deps, create_app
 from opensandbox_server.errors import Code, OpenSandboxError
 from opensandbox_server.ports import Address
@@ -128,7 +134,7 @@ async def _ports_of_a_sandbox(folder: Path, reader: asyncio.StreamReader, writer
             while chunk := await source.read(65536):
                 to.write(chunk)
                 await to.drain()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError):  # the second from uvloop, when it is closed
             to.write_eof()
 
     try:
@@ -161,8 +167,9 @@ async def served(folder: Path, read_seconds: float = 180, **settings: Any) -> As
         config = uvicorn.Config(
             app,
             http="httptools",
-            ws="websockets-sansio",
-            ws_max_size=64 << 20,
+            ws=ClientWebSocket,  # type: ignore[arg-type]
+            ws_max_size=LARGEST_MESSAGE,
+            ws_per_message_deflate=False,
             lifespan="on",
             proxy_headers=False,
             server_header=False,
@@ -216,7 +223,6 @@ async def closed(socket: Any) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("rest", "seen"),
     [
-        ("", "/"),
         ("/", "/"),
         ("/a%2Fb//c/../d?x=%2F&x=;&y", "/a%2Fb//c/../d?x=%2F&x=;&y"),
         ("/../../../../v1/sandboxes", "/../../../../v1/sandboxes"),
@@ -230,6 +236,23 @@ async def test_path_and_query_arrive_as_they_were_written(behind: Behind, rest: 
         async with behind.answering(8000, OK) as heads:
             assert (await behind.get(f"{root}/sandboxes/{behind.id}/proxy/8000{rest}"))[0] == 200
         assert heads[0].split(b" ")[1].decode() == seen
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("query", ["", "?a=%2F&b=;c?d"])
+async def test_the_root_of_a_program_ends_with_a_slash(behind: Behind, method: str, query: str) -> None:
+    """So that relative links of its page stay below it."""
+    async with behind.answering(8000, OK) as heads:
+        status, headers, content = await behind.get(behind.path(8000, query), method=method)
+        assert (status, content) == (308, b"")
+        assert f"location: 8000/{query}" in headers  # also right where a proxy in front has a prefix of its own
+    assert heads == []
+    assert (await behind.get("/v1/sandboxes/nope/proxy/8000", method=method))[0] == 404
+    async with behind.answering(8000, OK) as heads:
+        assert (await behind.get(behind.path(8000, query), method="POST"))[0] == 200
+    assert heads[0].startswith(f"POST /{query} ".encode())
+    # execd's API has no pages; its clients are programs.
+    assert await behind.code(behind.path(44772, query)) == (502, "BACKEND_CONNECTION_FAILED")
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PATCH", "PUT", "POST", "DELETE", "PROPFIND"])
@@ -623,7 +646,7 @@ async def echo(socket: ServerConnection) -> None:
 
 async def test_messages_pass_as_they_are(behind: Behind) -> None:
     async with behind.talking(8000, echo), connect(behind.websocket(8000), max_size=None) as socket:
-        for message in ("text \u4e2d", b"\x00\xff", "", b"", "x" * 1_000_000, os.urandom(20_000_000)):
+        for message in ("text \u4e2d", b"\x00\xff", "", b"", "x" * 1_000_000, os.urandom(LARGEST_MESSAGE)):
             await socket.send(message)
             assert await socket.recv() == message
         await socket.send(["in ", "pieces"])
@@ -712,11 +735,27 @@ async def test_websockets_that_cannot_be_opened_say_why(behind: Behind) -> None:
 
 
 async def test_a_message_larger_than_allowed_ends_only_its_socket(behind: Behind) -> None:
-    async def flood(socket: ServerConnection) -> None:
-        await socket.send(bytes((64 << 20) + 1))
+    told: asyncio.Queue[int | None] = asyncio.Queue()
 
-    async with behind.talking(8000, flood), connect(behind.websocket(8000), max_size=None) as socket:
-        assert (await closed(socket))[0] == 1011
+    async def flood(socket: ServerConnection) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            await socket.send(bytes(LARGEST_MESSAGE + 1))
+        await socket.wait_closed()
+        told.put_nowait(socket.close_code)
+
+    async def listen(socket: ServerConnection) -> None:
+        await socket.wait_closed()
+        told.put_nowait(socket.close_code)
+
+    async with behind.talking(8000, flood), behind.talking(8001, listen):
+        async with connect(behind.websocket(8000), max_size=None) as socket:
+            assert await closed(socket) == (1009, "BACKEND_RESPONSE_FAILED")
+        assert await told.get() == 1009
+        async with connect(behind.websocket(8001)) as socket:
+            with contextlib.suppress(ConnectionClosed):
+                await socket.send(bytes(LARGEST_MESSAGE + 1))
+            assert (await closed(socket))[0] == 1009
+        assert await told.get() == 1009
     assert (await behind.get("/health"))[0] == 200
 
 
@@ -738,6 +777,268 @@ async def test_a_socket_that_is_not_read_slows_its_program(behind: Behind) -> No
         with anyio.fail_after(15):
             await stuck.wait()
         socket.transport.abort()
+
+
+# -- hostile programs and clients --------------------------------------------------------------------------------------
+
+# Both loops, because they read differently: uvloop, which the server runs, up to 8 MB before anybody else has a turn.
+both_loops = pytest.mark.parametrize(
+    "anyio_backend", [("asyncio", {}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
+)
+EMPTY_TEXT, PING, CLOSE = b"\x81\x00", b"\x89\x00", b"\x88\x02\x03\xe8"
+
+
+@contextlib.asynccontextmanager
+async def ticking() -> AsyncIterator[list[int]]:
+    """Counts how often somebody else gets a turn."""
+    turns = [0]
+
+    async def tick() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    ticker = asyncio.create_task(tick())
+    try:
+        yield turns
+    finally:
+        ticker.cancel()
+
+
+def shouting(frames: bytes) -> Program:
+    """A program that opens a WebSocket and sends these bytes all at once; then it stays, whatever it is told."""
+
+    async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        key = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"sec-websocket-key")).split()[1]
+        accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+        writer.write(
+            b"HTTP/1.1 101 Yes\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: "
+            + accept
+            + b"\r\n\r\n"
+        )
+        writer.write(frames)
+        await reader.read()
+
+    return shout
+
+
+@contextlib.asynccontextmanager
+async def raw_websocket(behind: Behind, path: str, *headers: str) -> AsyncIterator[anyio.abc.SocketStream]:
+    """A client that parses nothing, so that all work is the server's."""
+    async with await anyio.connect_tcp("127.0.0.1", behind.port) as stream:
+        lines = (
+            f"GET {path} HTTP/1.1",
+            "Upgrade: websocket",
+            "Connection: Upgrade",
+            "Sec-WebSocket-Version: 13",
+            "Sec-WebSocket-Key: YWFhYWFhYWFhYWFhYWFhYQ==",
+            *(headers or ("Host: localhost",)),
+        )
+        await stream.send("\r\n".join((*lines, "", "")).encode())
+        yield stream
+
+
+async def received(stream: anyio.abc.SocketStream, least: int) -> bytes:
+    """What follows the head: that many bytes, or all until the end."""
+    content, start = bytearray(), -1
+    with contextlib.suppress(anyio.EndOfStream):
+        while start < 0 or len(content) < start + 4 + least:
+            content += await stream.receive()
+            start = content.find(b"\r\n\r\n") if start < 0 else start
+    return bytes(content[start + 4 :])
+
+
+@both_loops
+async def test_what_is_there_to_read_is_read_in_slices() -> None:
+    """However much there is: nobody waits for more than one slice."""
+    total, size = 1 << 20, 1000
+    largest, seen, before = 0, 0, 0
+    finished = asyncio.Event()
+
+    class Counting(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            nonlocal seen
+            seen += len(data)
+
+        def eof_received(self) -> None:
+            finished.set()
+
+    ours, theirs = sockets_of_the_system.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    loop = asyncio.get_running_loop()
+
+    async def write() -> None:
+        await loop.sock_sendall(theirs, bytes(total))
+        theirs.close()
+
+    writing = asyncio.create_task(write())
+    await asyncio.sleep(0)
+    transport, _ = await loop.create_unix_connection(lambda: InSlices(Counting(), size), sock=ours)
+    while not finished.is_set():
+        largest, before = max(largest, seen - before), seen
+        await asyncio.sleep(0)
+    await writing
+    transport.close()
+    assert seen == total
+    assert largest <= 2 * size, "at most the slice before the turn and the one after it"
+
+
+@both_loops
+@pytest.mark.parametrize("frame", [EMPTY_TEXT, b"\x81\x01a"], ids=["empty", "one byte"])
+async def test_many_small_messages_leave_turns_to_others(frame: bytes) -> None:
+    count = 20_000
+    async with (
+        sandboxed() as behind,
+        behind.program(8000, shouting(frame * count)),
+        ticking() as turns,
+        raw_websocket(behind, behind.path(8000)) as stream,
+    ):
+        before = turns[0]
+        assert await received(stream, len(frame) * count) == frame * count
+        assert turns[0] - before >= count // MESSAGES_IN_A_TURN
+
+
+@both_loops
+async def test_many_small_messages_of_a_client_leave_turns_to_others() -> None:
+    count = 20_000
+    arrived = asyncio.Event()
+
+    async def listen(socket: ServerConnection) -> None:
+        for _ in range(count):
+            assert await socket.recv() == ""
+        arrived.set()
+
+    async with (
+        sandboxed() as behind,
+        behind.talking(8000, listen),
+        ticking() as turns,
+        raw_websocket(behind, behind.path(8000)) as stream,
+    ):
+        assert (await stream.receive()).startswith(b"HTTP/1.1 101 ")
+        before = turns[0]
+        await stream.send(b"\x81\x80\x00\x00\x00\x00" * count)
+        await arrived.wait()
+        assert turns[0] - before >= count // MESSAGES_IN_A_TURN
+
+
+@both_loops
+async def test_a_flood_of_pings_ends_the_websocket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial, "_CLOSE_SECONDS", 0.1)
+    enough = PING * dial.MOST_CONTROL_FRAMES + b"\x81\x02hi" + CLOSE
+    async with (
+        sandboxed() as behind,
+        behind.program(8000, shouting(enough)),
+        behind.program(8001, shouting(PING * 100_000)),
+        behind.program(8002, shouting((PING * 10 + EMPTY_TEXT) * 10_000)),
+    ):
+        async with connect(behind.websocket(8000)) as socket:
+            assert await socket.recv() == "hi"
+        for port in (8001, 8002):
+            async with connect(behind.websocket(port)) as socket:
+                assert await closed(socket) == (1008, "BACKEND_RESPONSE_FAILED")
+
+
+async def test_a_program_that_closes_and_stays_is_left(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial, "_CLOSE_SECONDS", 0.1)
+    async with behind.program(8000, shouting(CLOSE)), connect(behind.websocket(8000)) as socket:
+        with anyio.fail_after(4):
+            assert await closed(socket) == (1000, "")
+
+
+@both_loops
+async def test_a_message_of_endless_pieces_ends_the_websocket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial, "_CLOSE_SECONDS", 0.1)
+    async with (
+        sandboxed() as behind,
+        behind.program(8000, shouting(b"\x01\x00" + b"\x00\x00" * 20_000)),
+        connect(behind.websocket(8000)) as socket,
+    ):
+        assert await closed(socket) == (1009, "BACKEND_RESPONSE_FAILED")
+
+
+@both_loops
+async def test_endless_interim_answers_are_no_answer() -> None:
+    interim = b"HTTP/1.1 102 Processing\r\n\r\n"
+    async with (
+        sandboxed() as behind,
+        behind.answering(8000, interim * dial.MOST_INTERIM + OK),
+        behind.answering(8001, interim * (dial.MOST_INTERIM + 1) + OK),
+        behind.answering(8002, interim * 50_000),
+    ):
+        assert (await behind.get(behind.path(8000)))[0] == 200
+        assert await behind.code(behind.path(8001)) == (502, "BACKEND_RESPONSE_FAILED")
+        assert await behind.code(behind.path(8002)) == (502, "BACKEND_RESPONSE_FAILED")
+
+
+@both_loops
+async def test_tiny_chunks_leave_turns_to_others() -> None:
+    count = 200_000
+    chunks = b"1\r\na\r\n" * count
+    told = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+    async with sandboxed() as behind, behind.answering(8000, told), ticking() as turns:
+        before = turns[0]
+        async with aiohttp.ClientSession() as client, client.get(behind.url + behind.path(8000)) as answer:
+            assert await answer.read() == b"a" * count
+        assert turns[0] - before >= len(chunks) // dial._HTTP_SLICE
+
+
+@pytest.mark.parametrize("status", [0, 42, 101, 199, 600, 999])
+async def test_a_status_that_means_nothing(behind: Behind, status: int, caplog: pytest.LogCaptureFixture) -> None:
+    async with behind.answering(8000, b"HTTP/1.1 %03d X\r\nContent-Length: 2\r\n\r\nhi" % status):
+        assert await behind.code(behind.path(8000)) == (502, "BACKEND_RESPONSE_FAILED")
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:abc", "127.0.0.1:99999999", "127.0.0.1:65536", "[", "[::1", "a b", "a@b"])
+async def test_a_websocket_for_a_host_that_is_none(host: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def reach(socket: ServerConnection) -> None:
+        raise AssertionError("a program was reached")
+
+    async with sandboxed(api_key=KEY) as behind, behind.talking(8000, reach):
+        headers = (f"Host: {host}", f"OPEN-SANDBOX-API-KEY: {KEY}")
+        async with raw_websocket(behind, behind.path(8000), *headers) as stream:
+            frame = await received(stream, 4)
+    assert (frame[0], int.from_bytes(frame[2:4], "big")) == (0x88, 1008)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_websockets_of_a_sandbox_are_limited(behind: Behind) -> None:
+    async def stay(socket: ServerConnection) -> None:
+        await socket.wait_closed()
+
+    async with behind.talking(8000, stay), contextlib.AsyncExitStack() as stack:
+        first = await connect(behind.websocket(8000))
+        for _ in range(MOST_WEBSOCKETS - 1):
+            await stack.enter_async_context(connect(behind.websocket(8000)))
+        async with connect(behind.websocket(8000)) as socket:
+            assert await closed(socket) == (1013, "INGRESS::BUSY")
+        await first.close()
+
+        async def has_room() -> bool:
+            async with connect(behind.websocket(8000)) as socket:
+                try:
+                    async with asyncio.timeout(0.2):
+                        await socket.recv()
+                except TimeoutError:
+                    return True
+                except ConnectionClosed:
+                    return False
+            return False
+
+        await eventually(has_room)
+
+
+async def test_proxied_requests_have_a_name_in_the_log(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with behind.answering(8000, OK):
+        await behind.get(behind.path(8000, "/private?x=1"))
+    lines = [record.getMessage() for record in caplog.records if record.name == "opensandbox_server.access"]
+    assert any(line.startswith("GET /sandboxes/{sandboxId}/proxy/{port} 200 ") for line in lines), lines
+    assert "private" not in str(lines)
+    _, _, figures = await behind.get("/metrics")
+    assert b'route="/sandboxes/{sandboxId}/proxy/{port}"' in figures
 
 
 # -- who may -----------------------------------------------------------------------------------------------------------

@@ -57,3 +57,20 @@ def test_an_end_is_clean_or_not(reason: EndReason, code: int | None) -> None:
     assert ended.state in ENDED
     assert (ended.state is S.TERMINATED) == clean
     assert ended.reason == reason.name
+    assert ended.message, "whoever reads the status is told"
+
+
+@pytest.mark.parametrize(
+    ("end", "sentence"),
+    [
+        (End(EndReason.EXITED, START, exit_code=3), "The entry point exited with code 3."),
+        (End(EndReason.EXITED, START, exit_code=0), "The entry point exited with code 0."),
+        (End(EndReason.SIGNALLED, START, signal="SIGKILL"), "The entry point was ended by SIGKILL."),
+        (End(EndReason.SIGNALLED, START), "The entry point was ended by a signal."),
+        (End(EndReason.OUT_OF_MEMORY, START, signal="SIGKILL"), "The sandbox ran out of memory."),
+        (End(EndReason.EXPIRED, START), "Its time was over."),
+        (End(EndReason.LOST, START, message="As the runtime saw it."), "As the runtime saw it."),
+    ],
+)
+def test_an_end_is_told_in_a_sentence(end: End, sentence: str) -> None:
+    assert a_sandbox().ended(end).message == sentence

@@ -84,7 +84,7 @@ class World:
         await eventually(there)
 
     async def events(self, sandbox_id: str) -> list[str]:
-        return [event.event for event in await self.store.events(sandbox_id)]
+        return [event.kind for event in await self.store.events(sandbox_id)]
 
     async def compare(self, **options: Any) -> str:
         return str(await self.reconcile.once(self.lifecycle.remove, **options))

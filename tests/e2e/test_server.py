@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from live_server import LiveServer, clean_environment, server_command, until
+from live_server import LiveServer, clean_environment, request, server_command, until
 
 
 def run(*arguments: str, home: Path, timeout: float = 30, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -61,6 +61,34 @@ def test_a_file_in_the_home_directory_is_read_and_named(home: Path) -> None:
     (home / ".sandbox.toml").write_text("[server]\nprot = 1\n")
     error = refused(run("--state-dir", str(home / "state"), home=home))
     assert f"{home}/.sandbox.toml: [server] prot is not known; did you mean port" in error
+
+
+def test_beyond_loopback_other_ports_are_reached_through_the_server(home: Path) -> None:
+    config = '[server]\nhost = "0.0.0.0"\nport = 0\napi_key = "key"\n[log]\nlevel = "DEBUG"\n'
+    key = {"OPEN-SANDBOX-API-KEY": "key"}
+    with LiveServer.started(home, config=config) as server:
+        assert "use_server_proxy" in next(line for line in server.lines if line.startswith("  note"))
+        body = {"image": {"uri": "host"}, "entrypoint": ["python3", "-m", "http.server", "8000"], "resourceLimits": {}}
+        made = server.call("POST", "/v1/sandboxes", body=body, headers=key).expect(202).json()
+        endpoints = f"/v1/sandboxes/{made['id']}/endpoints/8000"
+        direct = server.call("GET", endpoints, headers=key).expect(200).json()
+        assert "use_server_proxy" in direct["warnings"][0]
+        address, _, path = direct["endpoint"].partition("/")
+        assert "use_server_proxy" in request(address, "GET", f"/{path}/", headers=key).expect(403).json()["hint"]
+        proxied = server.call("GET", f"{endpoints}?use_server_proxy=true", headers=key).expect(200).json()
+        assert "warnings" not in proxied
+        address, _, path = proxied["endpoint"].partition("/")
+        until(lambda: request(address, "GET", f"/{path}/", headers=key).status == 200, "the program answers")
+        assert '"level":"debug"' in (server.state / "log" / "sandboxd.log").read_text(), "[log] level is passed on"
+
+
+def test_the_status_of_an_ended_sandbox_says_how(server: LiveServer) -> None:
+    sandbox = server.create(entrypoint=("sh", "-c", "exit 3"))
+    until(lambda: "end" in server.get(sandbox.id), "it ends")
+    assert server.get(sandbox.id)["status"]["message"] == "The entry point exited with code 3."
+    told = server.call("GET", f"/v1/sandboxes/{sandbox.id}/diagnostics/events?scope=runtime").expect(200).json()
+    assert "Failed ended: The entry point exited with code 3." in told["content"]
+    server.call("DELETE", f"/v1/sandboxes/{sandbox.id}").expect(204)
 
 
 def test_help_says_how(home: Path) -> None:

@@ -19,7 +19,7 @@ SAYS = {
     "Without an event loop": "now: remember me\n['0', '1', '4', '9']\n",
     "Commands": "now: 1\nnow: 2\nnow: 3\nended: timed_out\nlogs: begun up to byte 6\nruns: False\n",
     "Files": "['/srv/app/app.py']\n['/srv/app/app.py', '/srv/app/data.bin']\n1000000\n",
-    "Many sandboxes": "{'team': 'red'} Running\n['stage', 'team']\ngone: killed\nmade by: local\n",
+    "Many sandboxes": "red Running\n['job', 'stage', 'team']\ngone: killed\nmade by: local\n",
     "Where the server is": "https://sandbox.example.org/v1\n",
     "When something goes wrong": "IMAGE::NOT_FOUND *\n",
 }
@@ -32,6 +32,7 @@ def test_no_example_is_forgotten() -> None:
 
 @pytest.mark.parametrize(("title", "program"), EXAMPLES, ids=[title for title, _ in EXAMPLES])
 def test_example(server: LiveServer, title: str, program: str) -> None:
+    bystander = server.create().id
     environment = clean_environment(server.home, OPEN_SANDBOX_DOMAIN=server.address)
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, cwd=server.home, stdin=subprocess.DEVNULL,
@@ -41,4 +42,5 @@ def test_example(server: LiveServer, title: str, program: str) -> None:
     # A star stands for advice in the server's words.
     expected, star, _ = SAYS[title].partition("*")
     assert (done.stdout[: len(expected)] if star else done.stdout) == expected
-    assert server.ids() == set(), "it ends what it made"
+    assert server.ids() == {bystander}, "it ends what it made, and nothing else"
+    server.delete(bystander)

@@ -111,3 +111,15 @@ def test_a_name_that_is_none_is_refused_with_those_that_are(capsys: pytest.Captu
         main(["--only", "nonsense"])
     assert ended.value.code == 2
     assert "there are: floor, life" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)  # before anything was written
+    try:
+        listing = [sys.executable, "-m", "bench", "--list"]
+        done = subprocess.run(listing, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    finally:
+        os.close(writing)
+    assert done.stderr == ""
+    assert done.returncode == 141

@@ -41,10 +41,36 @@ def test_every_setting_is_documented(section: str, key: str) -> None:
     assert in_table or f"| `[{section}] {key}` |" in page or f"| `[{key}]` |" in page
 
 
+def test_every_setting_says_what_its_value_is() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert [line for line in page.splitlines() if re.search(r"\|\s*\|", line)] == []
+    assert '| `format` | `"json"` or `"text"` | none |' in page
+
+
+def test_every_operation_has_a_summary() -> None:
+    paths = yaml.safe_load((ROOT / "spec" / "lifecycle.yaml").read_text())["paths"]
+    calls = [call for item in paths.values() for call in item.values() if isinstance(call, dict)]
+    assert [call["operationId"] for call in calls if not call.get("summary")] == []
+
+
 def test_every_error_code_is_documented() -> None:
     page = (ROOT / "docs" / "errors.md").read_text()
     codes = yaml.safe_load((ROOT / "spec" / "errors.yaml").read_text())["codes"]
     assert [code for code in codes if f"| `{code}` |" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        ("BACKEND_CONNECTION_FAILED", "Start the program"),
+        ("INGRESS::PORT_CLOSED", "Start the program"),
+        ("INGRESS::NO_EGRESS", "/v1/runtime"),
+        ("INGRESS::ACCESS_REQUIRED", "use_server_proxy"),
+        ("SANDBOX::INVALID_EXPIRATION", "ten years"),
+    ],
+)
+def test_a_hint_says_what_to_do_rather_than_the_message_again(code: str, advice: str) -> None:
+    assert advice in yaml.safe_load((ROOT / "spec" / "errors.yaml").read_text())["codes"][code]["hint"]
 
 
 def test_every_target_has_a_line_in_help() -> None:

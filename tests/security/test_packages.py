@@ -46,6 +46,15 @@ def test_pip_installs_a_local_wheel_for_root(sandbox: Sandbox) -> None:
     assert sandbox.run("python -c 'import tiny_greeting; tiny_greeting.main()'").stdout == "hello from a wheel"
 
 
+def test_a_sandbox_can_look_up_its_own_name(sandbox: Sandbox) -> None:
+    name = sandbox.run("hostname").stdout
+    assert len(name) == 12
+    assert sandbox.run("cat /etc/hostname").stdout == name
+    lookup = "import socket; print(sorted({entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), 80)}))"
+    assert sandbox.run(f"python3 -c '{lookup}'").stdout == "['127.0.0.1', '::1']"
+    assert sandbox.run("grep -c localhost /etc/hosts").stdout == "2"
+
+
 def test_what_is_written_to_the_system_is_kept_in_this_sandbox(sandbox: Sandbox) -> None:
     assert sandbox.run("touch /usr/local/bin/mine && echo hosts >> /etc/hosts && echo ok").stdout == "ok"
     assert sandbox.run("touch /usr/bin/mine").exit_code != 0

@@ -15,6 +15,9 @@ from typing import Any
 from opensandbox_cli import duration
 from opensandbox_cli.failure import Failure, usage
 
+# How long a sandbox lives unless somebody says otherwise.
+DEFAULT_LIFETIME = "10m"
+
 TEMPLATE = """\
 # Settings of osb. What is given on the command line or in the environment wins over this file.
 
@@ -83,6 +86,8 @@ class Key:
     variable: str | None = None
     shown_as: str = ""
     """Its name in `config show`, as published."""
+    unset: str | None = None
+    """What applies when it is not set, for people."""
 
     @property
     def path(self) -> str:
@@ -98,7 +103,7 @@ KEYS = [
     Key("connection", "use_server_proxy", _flag, False, "OPEN_SANDBOX_USE_SERVER_PROXY", "use_server_proxy"),
     Key("output", "color", _flag, True, None, "color"),
     Key("defaults", "image", _text, None, None, "default_image"),
-    Key("defaults", "timeout", _lifetime, None, None, "default_timeout"),
+    Key("defaults", "timeout", _lifetime, None, None, "default_timeout", DEFAULT_LIFETIME),
 ]
 _BY_PATH = {key.path: key for key in KEYS}
 

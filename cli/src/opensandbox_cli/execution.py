@@ -35,13 +35,16 @@ def as_command(words: list[str], argv: bool) -> str | list[str]:
 class Attached:
     """A command whose output goes to our own streams, byte for byte and as it comes."""
 
-    def __init__(self, sandbox: Sandbox, screen: Screen) -> None:
+    def __init__(self, sandbox: Sandbox, screen: Screen, *, stays: bool = True) -> None:
+        """`stays`: whether the sandbox outlives this run, so that a lost command can be asked for."""
         self._sandbox = sandbox
         self._screen = screen
+        self._stays = stays
         self._id: str | None = None
 
     async def run(self, command: str | list[str], opts: RunCommandOpts) -> int:
         """Run to the end; the exit code to leave with."""
+        from opensandbox.exceptions import SandboxConnectionException
         from opensandbox.models import ExecutionHandlers
 
         handlers = ExecutionHandlers(on_init=lambda event: self._started(event.id), on_output=_write)
@@ -51,6 +54,10 @@ class Attached:
             # As a local program would end that writes into a closed pipe.
             await self.stop()
             raise
+        except SandboxConnectionException as error:
+            if self._id is None:
+                raise
+            raise failure.Failure(error.message, self._way_on(self._id)) from error
         return _exit_code(execution, self._screen)
 
     async def stop(self) -> None:
@@ -61,6 +68,12 @@ class Attached:
             # It may have ended by itself just now.
             with contextlib.suppress(SandboxException):
                 await self._sandbox.commands.interrupt(self._id)
+
+    def _way_on(self, execution_id: str) -> str:
+        if not self._stays:
+            return "It is ended with its sandbox; --keep leaves both."
+        place = f"{self._sandbox.id} {execution_id}"
+        return f"The command goes on; `osb command status {place}` tells how it ends, `osb command logs` what it wrote."
 
     def _started(self, execution_id: str) -> None:
         self._id = execution_id

@@ -34,6 +34,13 @@ OURS = 125
 SIGNAL = 128
 BROKEN_PIPE = 141
 
+# Where the hint of the server speaks of requests, to those who type commands.
+HINTS = {
+    "COMMAND_NOT_FOUND": "`osb command run -d` prints the id of a command; it is known for 24 hours after its end.",
+    "GENERAL::INVALID_REQUEST": "Correct what is named; --help tells what each option takes.",
+    "GENERAL::NOT_FOUND": "The server is older than osb, or something else answers there.",
+}
+
 # Commands whose exit code belongs to somebody else, so that ours must be told apart.
 PASSES_CODE_ON = {"osb run", "osb command run"}
 
@@ -70,8 +77,11 @@ def show(error: Exception, screen: Screen, server: str) -> int:
             facts.append(f"HTTP {error.status}")
         if error.request_id:
             facts.append(f"request {error.request_id}")
-        message, hint = error.message, error.hint
+        message, hint = error.message.removeprefix("body."), HINTS.get(error.code, error.hint)
         if isinstance(error, SandboxConnectionException) and server in message and "cannot connect" in message:
+            if (refused := _tls_failure(error, server)) is not None:
+                screen.error(*refused)
+                return REFUSED
             message = f"no server at {server}"
             hint = (
                 "Start one with `opensandbox-server`, or name another with --domain"
@@ -92,3 +102,23 @@ def show(error: Exception, screen: Screen, server: str) -> int:
         "This is a mistake in osb; -v -v shows where.",
     )
     return REFUSED
+
+
+def _tls_failure(error: BaseException, server: str) -> tuple[str, str] | None:
+    """What to tell when somebody answers there, but https could not be agreed on: the message and a hint."""
+    import ssl
+
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return None
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate of {server} is not trusted: {cause.verify_message}",
+            "SSL_CERT_FILE names a file with further authorities to trust.",
+        )
+    return (
+        f"what answers at {server} does not speak https",
+        "Try --protocol http, or `osb config set connection.protocol http`.",
+    )

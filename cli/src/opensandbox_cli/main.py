@@ -40,6 +40,8 @@ class Root(TyperGroup):
         except UsageError as error:
             if error.ctx is not None and error.ctx.command_path in failure.PASSES_CODE_ON:
                 error.exit_code = failure.OURS
+            # How pydantic, which checks the choices, begins.
+            error.message = error.message.removeprefix("Value error, ")
             raise
         except Exception as error:
             raise typer.Exit(_told(ctx, error)) from None

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer._click.exceptions import UsageError
+from typer.core import TyperCommand
 
 from opensandbox_cli import duration
 from opensandbox_cli.screen import Form, RawForm, TextForm
@@ -20,6 +22,13 @@ def _duration(text: str | timedelta) -> timedelta:
         return duration.parse(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _limit(text: str) -> timedelta:
+    limit = _duration(text)
+    if limit < timedelta(milliseconds=1):
+        raise typer.BadParameter("a command needs some time; leave it out for no limit")
+    return limit
 
 
 def _lifetime(text: str) -> str:
@@ -52,6 +61,18 @@ def octal(text: str) -> int:
     return int(text)
 
 
+class NamedInErrors(TyperCommand):
+    """A command whose name is in every error of its options, also when the parser itself finds it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+
 SandboxId = Annotated[str, typer.Argument(show_default=False, help="Which sandbox.")]
 ExecutionId = Annotated[str, typer.Argument(show_default=False, help="Which command.")]
 Path = Annotated[str, typer.Argument(show_default=False, help="A path in the sandbox.")]
@@ -72,7 +93,7 @@ Lifetime = Annotated[
 TimeLimit = Annotated[
     timedelta | None,
     typer.Option(
-        "-t", "--timeout", metavar="DURATION", parser=_duration,
+        "-t", "--timeout", metavar="DURATION", parser=_limit,
         help="End the command after this time, with exit code 124.",
     ),
 ]  # fmt: skip

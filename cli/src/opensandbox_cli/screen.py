@@ -138,11 +138,15 @@ class Screen:
         """Something to look at; the command goes on."""
         self._marked("warning", "yellow", str(text))
 
+    def hint(self, text: str) -> None:
+        """What to do about it."""
+        self._marked("hint", "cyan", text)
+
     def error(self, text: str, hint: str | None = None, facts: Sequence[str] = ()) -> None:
         """Why it did not work, what to do, and what to quote when asking for help."""
         self._marked("error", "bold red", text)
         if hint:
-            self._marked("hint", "cyan", hint)
+            self.hint(hint)
         if facts:
             self._marked("", "bright_black", visible(", ".join(facts)))
 

@@ -136,6 +136,23 @@ async def upload(
         await sandbox.files.write_file(remote, Counted(file, moved), mode=755 if executable else chosen)
 
 
+async def upload_into(sandbox: Sandbox, screen: Screen, local: str, remote: str, mode: int | None = None) -> str:
+    """As `upload`; where the path is a directory of the sandbox, the file goes into it. Where it is now."""
+    from opensandbox.exceptions import InvalidRequestException
+
+    try:
+        await upload(sandbox, screen, local, remote, mode)
+    except InvalidRequestException:
+        # Asked only now: nearly always the path is a file's.
+        if (await sandbox.files.get_file_info([remote]))[remote].entry_type != "directory":
+            raise
+        if local == "-":
+            raise Failure(f"{remote} is a directory", "Name the file that standard input goes to.") from None
+        remote = f"{remote.rstrip('/')}/{Path(local).name}"
+        await upload(sandbox, screen, local, remote, mode)
+    return remote
+
+
 async def download(sandbox: Sandbox, screen: Screen, remote: str, local: str) -> str:
     """Fetch a file; where it is now."""
     info = (await sandbox.files.get_file_info([remote])).get(remote)

@@ -261,3 +261,46 @@ async def test_mistakes_are_caught_before_sending(stub: Stub, sandbox: Sandbox) 
     with pytest.raises(ValidationError):
         WriteEntry(path=" ")
     assert not stub.requests
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"mode": 999}, "mode: write the mode with its octal digits"),
+        ({"path": ""}, "path: must not be blank"),
+        ({"data": 5}, "data: "),
+    ],
+)
+async def test_a_wrong_argument_of_a_file_is_refused_with_the_right_call(
+    stub: Stub, sandbox: Sandbox, arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgumentException) as refused:
+        await sandbox.files.write_file(**{"path": "/a", "data": "secret", **arguments})
+    assert refused.value.message.startswith(said)
+    assert refused.value.hint == 'Such as write_file("/tmp/note.txt", "text", mode=644).'
+    assert "secret" not in str(refused.value)
+    assert stub.requests == []
+
+
+@pytest.mark.anyio
+async def test_entries_are_lists_of_values(stub: Stub, sandbox: Sandbox) -> None:
+    one: Any = WriteEntry(path="/a", data="x")
+    plain: Any = {"path": "/a"}
+    files = sandbox.files
+    with pytest.raises(InvalidArgumentException, match=r"hint: Write \[WriteEntry\(\.\.\.\)\]"):
+        await files.write_files(one)
+    for call, kind in (
+        (files.write_files, "WriteEntry"),
+        (files.create_directories, "WriteEntry"),
+        (files.move_files, "MoveEntry"),
+        (files.set_permissions, "SetPermissionEntry"),
+        (files.replace_contents, "ContentReplaceEntry"),
+    ):
+        with pytest.raises(InvalidArgumentException, match=f"takes a {kind}, not dict"):
+            await call([plain])
+    with pytest.raises(InvalidArgumentException, match="takes a SearchEntry, not dict"):
+        await files.search(plain)
+    with pytest.raises(InvalidArgumentException, match="takes a DirectoryListEntry, not dict"):
+        await files.list_directory(plain)
+    assert stub.requests == []

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -340,3 +341,40 @@ async def test_the_other_configuration_is_refused(stub: Stub) -> None:
     with pytest.raises(InvalidArgumentException, match="is a Other") as raised:
         await Sandbox.create("host", connection_config=Other())  # type: ignore[arg-type]
     assert ConnectionConfig.__name__ in str(raised.value)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("arguments", "said", "right"),
+    [
+        ({"timeout": 600}, "timeout is a timedelta, not int", "timeout=timedelta(seconds=600)"),
+        ({"ready_timeout": 2.5}, "ready_timeout is a timedelta", "ready_timeout=timedelta(seconds=2.5)"),
+        ({"health_check_polling_interval": "1s"}, "health_check_polling_interval is a timedelta", "timedelta("),
+        ({"image": 123}, "image is a text or a SandboxImageSpec, not int", 'image="host"'),
+        ({"image": " "}, "image: must not be blank", '"host"'),
+        ({"network_policy": {"egress": []}}, "takes a NetworkPolicy, not dict", "NetworkPolicy.model_validate("),
+        ({"volumes": [{"name": "a"}]}, "takes a Volume, not dict", "Volume("),
+        ({"metadata": {"a": {1}}}, "cannot be sent", "metadata="),
+    ],
+)
+async def test_a_wrong_argument_is_refused_with_the_right_call(
+    stub: Stub, config: ConnectionConfig, arguments: dict[str, Any], said: str, right: str
+) -> None:
+    with pytest.raises(InvalidArgumentException) as refused:
+        await Sandbox.create(**{"image": "host", "connection_config": config, **arguments})
+    assert said in refused.value.message
+    assert right in (refused.value.hint or "")
+    assert stub.requests == []
+
+
+@pytest.mark.anyio
+async def test_spans_of_other_calls_are_checked_too(sandbox: Sandbox, config: ConnectionConfig) -> None:
+    number: Any = 30
+    with pytest.raises(InvalidArgumentException, match="timeout is a timedelta"):
+        await sandbox.renew(number)
+    with pytest.raises(InvalidArgumentException, match="polling_interval is a timedelta"):
+        await sandbox.check_ready(timedelta(seconds=1), number)
+    with pytest.raises(InvalidArgumentException, match="connect_timeout is a timedelta"):
+        await Sandbox.connect(ID, config, connect_timeout=number)
+    with pytest.raises(InvalidArgumentException, match="resume_timeout is a timedelta"):
+        await Sandbox.resume(ID, config, resume_timeout=number)

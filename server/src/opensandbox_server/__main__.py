@@ -44,6 +44,12 @@ The API key is $OPENSANDBOX_SERVER_API_KEY, else [server] api_key; loopback need
 """
 
 
+BEYOND_LOOPBACK = (
+    "ingress opens execd's port only, as this is not loopback; clients reach other ports of sandboxes through this "
+    "server (use_server_proxy)."
+)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The program. Returns its exit code: 0 after an ordinary end, 1 when it could not start, 2 for wrong usage."""
     words = sys.argv[1:] if arguments is None else arguments
@@ -225,7 +231,7 @@ async def _run(
             _line("api", f"{serve.url(sockets)}{_other_addresses(sockets)}")
             _line("ingress", runtime.public_address())
             if not config.server.loopback:
-                _line("note", "what programs in a sandbox serve on a port is open to whoever reaches the ingress.")
+                _line("note", BEYOND_LOOPBACK)
             _line("state", f"{state.path} (instance {state.instance[:8]})")
             _tell_runtime(runtime)
             found = app.state.found
@@ -264,6 +270,7 @@ def _local_settings(loaded: Loaded, state: StateDir, sockets: list[socket.socket
         ingress_hosts=tuple(bound.getsockname()[0] for bound in sockets),
         ingress_port=local.ingress_port,
         public_host=serve.public_host(server),
+        log_level=loaded.config.log.level,
     )
 
 

@@ -26,6 +26,8 @@ from .ports import Store
 
 LONGEST_RETRY = 60
 _RECENT = 32
+_ASK_AGAIN = 10
+"""Seconds, when no sandbox expires soon: somebody may delete one at any time."""
 
 
 @dataclass(frozen=True)
@@ -102,16 +104,17 @@ class Admission:
             self._at_work += 1
             return Turn(self)
         if len(self._queue) >= self._bounds.waiting:
-            raise self.refusal(f"{len(self._queue)} creations are already waiting.", self._bounds.waiting)
+            raise self._queue_is_full()
         await self._wait(client_left)
         return Turn(self)
 
-    def refusal(self, message: str, limit: int) -> OpenSandboxError:
+    def _queue_is_full(self) -> OpenSandboxError:
         """Sent away, with the place there would have been and the time to come back."""
+        waiting = len(self._queue)
         return OpenSandboxError(
             Code.SANDBOX_CAPACITY_EXHAUSTED,
-            message,
-            details={"queuePosition": len(self._queue) + 1, "limit": limit},
+            f"{waiting} creations are already waiting, and [server] max_waiting allows no more.",
+            details={"queuePosition": waiting + 1, "limit": self._bounds.waiting},
             retry_after=self._until_room(),
         )
 
@@ -144,11 +147,27 @@ class Admission:
             self._at_work -= 1
 
     def _until_room(self) -> int:
-        """Seconds, by the pace of the last creations: a full queue moves at it, and a full house empties at it."""
+        """Seconds, by the pace of the last creations: a full queue moves at it."""
         if not self._ends:
             return 1
         pace = (self._now() - self._ends[0]) / len(self._ends)
         return max(1, min(LONGEST_RETRY, math.ceil(pace * (len(self._queue) + 1))))
+
+
+def full(most: int, next_end: float | None) -> OpenSandboxError:
+    """There are as many sandboxes as the operator allows. Nobody waits for a place, so there is no queue to be in.
+
+    `next_end` is the number of seconds until one of them expires; None: none of them does.
+    """
+    soon = next_end is not None and next_end <= LONGEST_RETRY
+    return OpenSandboxError(
+        Code.SANDBOX_CAPACITY_EXHAUSTED,
+        f"There are {most} sandboxes on this server, and [server] max_sandboxes allows no more.",
+        hint="Delete sandboxes that are no longer needed, or have the operator raise [server] max_sandboxes; it "
+        "counts the sandboxes of all tenants.",
+        details={"limit": most},
+        retry_after=max(1, math.ceil(next_end)) if soon and next_end is not None else _ASK_AGAIN,
+    )
 
 
 def suits_this_machine() -> int:

@@ -147,6 +147,7 @@ class _Parts:
             wake_expiry=self._expiry.wake,
             wake_reconcile=self._reconcile.wake,
             clock=deps.clock,
+            loopback=deps.loopback,
         )
 
     @asynccontextmanager

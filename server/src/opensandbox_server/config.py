@@ -87,7 +87,7 @@ class Server(_Part):
     max_sandbox_timeout_seconds: int | None = Field(default=None, ge=60)
     """Longest timeout a create may ask for; absent: no limit."""
     max_sandboxes: int | None = Field(default=None, ge=1)
-    """Sandboxes there may be at once, ended ones not counted; absent: as many as the machine holds. More get 429."""
+    """Sandboxes there may be at once, of all tenants, ended ones not counted; absent: no limit. More get 429."""
     max_creating: int | None = Field(default=None, ge=1)
     """Sandboxes made at the same time; absent: twice the processors, at least 4. Further creates wait their turn."""
     max_waiting: int = Field(default=1000, ge=0)
@@ -95,7 +95,7 @@ class Server(_Part):
     state_dir: Path | None = None
     """Directory of the database, the key and the sandboxes' files; root's default is /var/lib/opensandbox."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may call this API from a browser; none unless named."""
+    """Origins whose pages may call this API from a browser; none unless named. `*` for all needs a key."""
     timeout_keep_alive: int = Field(default=30, ge=0)
     """Seconds an idle connection is kept."""
     limit_concurrency: int = Field(default=1024, ge=0)
@@ -138,7 +138,7 @@ class Log(_Part):
     """What the server says while it runs."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
-    """Least serious message that is written."""
+    """Least serious message that is written; also by sandboxd and ingress, from their next start on."""
     format: Literal["json", "text"] | None = None
     """How it is written to standard error: `json` or `text`, one line each. Default: text on a terminal, else JSON."""
     file_enabled: Annotated[bool, Unused(_LOG_FILE)] = False
@@ -456,8 +456,9 @@ def load(
             "Correct the file; docs/configuration.md lists every key." if file else "",
         ) from None
     _refuse_unbuilt(config, file)
-    _refuse_two_kinds_of_keys(config)
+    _refuse_two_kinds_of_keys(config, file)
     _refuse_open_server(config, environ)
+    _refuse_every_origin(config, file)
     return Loaded(config, file, tuple(_notes(config)))
 
 
@@ -492,9 +493,10 @@ def _describe(file: Path | None, detail: Any) -> str:
     """One line for one error of pydantic, in the words of the file rather than of the model."""
     *sections, key = [str(part) for part in detail["loc"]]
     where = f"[{'.'.join(sections)}] {key}" if sections else f"[{key}]"
-    prefix = f"{file}: " if file else ""
+    prefix = _named(file)
     if detail["type"] == "extra_forbidden":
-        return f"{prefix}{where} is not known{_nearest(sections, key)}."
+        nearest = _nearest(sections, key)
+        return f"{prefix}{where} is not known{nearest}{'' if nearest.endswith('?') else '.'}"
     message = str(detail["msg"]).removeprefix("Value error, ")
     shown = "" if key in ("api_key", "dsn", "authorization", "auth_token") else f" (it is {detail['input']!r})"
     return f"{prefix}{where}: {message[0].lower()}{message[1:]}{shown}."
@@ -509,7 +511,7 @@ def _nearest(sections: list[str], key: str) -> str:
         model = nested
     close = difflib.get_close_matches(key, model.model_fields, n=1, cutoff=0.6)
     if close:
-        return f"; did you mean {close[0] if sections else f'[{close[0]}]'}"
+        return f"; did you mean {close[0] if sections else f'[{close[0]}]'}?"
     homes = [name for name, part in _sections() if key in part.model_fields and name not in sections]
     return f"; it belongs in [{homes[0]}]" if homes else ""
 
@@ -543,7 +545,7 @@ def _notes(config: Config) -> Iterator[str]:
 
 
 def _refuse_unbuilt(config: Config, file: Path | None) -> None:
-    prefix = f"{file}: " if file else ""
+    prefix = _named(file)
     if config.runtime.type != "local":
         built = [name for name in get_args(Runtime.model_fields["type"].annotation) if name == "local"]
         raise CannotStart(
@@ -555,15 +557,16 @@ def _refuse_unbuilt(config: Config, file: Path | None) -> None:
             raise CannotStart(f"{prefix}{name} cannot be honoured.", f"{mark.why[0].upper()}{mark.why[1:]}.")
 
 
-def _refuse_two_kinds_of_keys(config: Config) -> None:
+def _refuse_two_kinds_of_keys(config: Config, file: Path | None) -> None:
+    prefix = _named(file)
     provider = config.tenants.provider
     if provider is None and "tenants" in config.model_fields_set:
-        raise CannotStart("[tenants] names no provider.", 'Write provider = "file", or leave [tenants] away.')
+        raise CannotStart(f"{prefix}[tenants] names no provider.", 'Write provider = "file", or leave [tenants] away.')
     if provider == "http":
-        raise CannotStart('[tenants] provider = "http" cannot be honoured.', f"{_HTTP_TENANTS.capitalize()}.")
+        raise CannotStart(f'{prefix}[tenants] provider = "http" cannot be honoured.', f"{_HTTP_TENANTS.capitalize()}.")
     if provider is not None and config.server.api_key is not None:
         raise CannotStart(
-            "[server] api_key and [tenants] exclude each other: the key would belong to no tenant.",
+            f"{prefix}[server] api_key and [tenants] exclude each other: the key would belong to no tenant.",
             f"Leave api_key and {ENVIRONMENT_KEY} away, and give each tenant its keys in the file of tenants.",
         )
 
@@ -587,6 +590,21 @@ def _refuse_open_server(config: Config, environ: Mapping[str, str]) -> None:
         f"Set [server] api_key or {ENVIRONMENT_KEY}, or listen on localhost. On a network you trust, "
         f"{ENVIRONMENT_INSECURE}=YES overrides this.",
     )
+
+
+def _refuse_every_origin(config: Config, file: Path | None) -> None:
+    """Without a key only pages of named origins may call, so `*` would do nothing; and it must not do more."""
+    server = config.server
+    if "*" in server.cors_origins and server.api_key is None and config.tenants.provider is None:
+        raise CannotStart(
+            f'{_named(file)}[server] cors_origins = ["*"] cannot be honoured without a key: any page that a browser '
+            "shows here could run programs on this machine.",
+            f"Name the origins, such as http://localhost:3000, or set [server] api_key or {ENVIRONMENT_KEY}.",
+        )
+
+
+def _named(file: Path | None) -> str:
+    return f"{file}: " if file else ""
 
 
 def _is_loopback(host: str) -> bool:

@@ -7,6 +7,7 @@ Works for those that live, those that have ended and those that are gone but sti
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,7 +17,11 @@ from .sandbox import End, Sandbox
 
 LOG_LINES = 100
 EVENT_LINES = 50
-_SECRET_WORDS = ("SECRET", "TOKEN", "PASSWORD", "KEY")
+_SECRET_WORDS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "PASSPHRASE", "PWD", "CREDENTIAL", "AUTH", "KEY")
+_NO_SECRETS = frozenset({"PWD", "OLDPWD"})
+"""Every shell sets them, to a directory."""
+# Up to the last @ before the path: a password may have one of its own.
+_USER_IN_URL = re.compile(r"(?<=://)[^/?#\s]*(?=@)")
 MASK = "***"
 
 
@@ -103,8 +108,14 @@ def masked(env: dict[str, str]) -> dict[str, str]:
 
     >>> masked({"API_KEY": "k", "HOME": "/root"})
     {'API_KEY': '***', 'HOME': '/root'}
+    >>> masked({"DATABASE": "postgres://me:pw@db/x"})
+    {'DATABASE': 'postgres://***@db/x'}
     """
-    return {key: MASK if any(word in key.upper() for word in _SECRET_WORDS) else value for key, value in env.items()}
+    return {key: MASK if _is_secret(key.upper()) else _USER_IN_URL.sub(MASK, value) for key, value in env.items()}
+
+
+def _is_secret(name: str) -> bool:
+    return name not in _NO_SECRETS and any(word in name for word in _SECRET_WORDS)
 
 
 def _described(known: Sandbox | HistoryEntry) -> str:
@@ -142,7 +153,7 @@ def _lines(name: str, value: object) -> list[str]:
     if isinstance(value, dict):
         if not value:
             return []
-        return [f"{name}:\n", *(f"  {key}: {_plain(inner)}\n" for key, inner in value.items())]
+        return [f"{name}:\n", *(f"  {_plain(key)}: {_plain(inner)}\n" for key, inner in value.items())]
     return [f"{name}: {_plain(value)}\n"]
 
 
@@ -171,9 +182,9 @@ def _ended(end: End) -> dict[str, object]:
 
 
 def _event_line(event: SandboxEvent) -> str:
-    line = f"{_time(event.at)} {event.state.value} {event.event}"
-    if event.message:
-        line += f": {event.message}"
+    line = f"{_time(event.at)} {event.state.value} {event.kind}"
+    if event.told:
+        line += f": {event.told}"
     return line if line.isprintable() else json.dumps(line)
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "internal",
     "invalid",
     "not_found",
+    "short",
     "unavailable",
     "unsupported_field",
     "violation",
@@ -71,7 +72,7 @@ class CannotStart(Exception):
 
 def not_found(sandbox_id: str) -> OpenSandboxError:
     """No such sandbox, or not one of this caller's."""
-    return OpenSandboxError(Code.SANDBOX_NOT_FOUND, f"There is no sandbox {_short(sandbox_id)}.")
+    return OpenSandboxError(Code.SANDBOX_NOT_FOUND, f"There is no sandbox {short(sandbox_id)}.")
 
 
 def invalid(message: str, *, hint: str | None = None) -> OpenSandboxError:
@@ -108,5 +109,6 @@ def violation(message: str, loc: Sequence[str | int] = ("body",), kind: str = "v
     )
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """What a client named, no longer than a message can bear."""
     return text if len(text) <= 64 else f"{text[:61]}..."

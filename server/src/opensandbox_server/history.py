@@ -5,21 +5,16 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from .errors import not_found
+from .errors import Code, OpenSandboxError, short
 from .executions import clean, dump, parsed
 from .ports import HistoryEntry, HistoryPage, Remains, Store
-from .sandbox import End, EndReason, Sandbox, SandboxState
+from .sandbox import SENTENCES, End, EndReason, Sandbox, SandboxState
 
 OUTPUT_BYTES = 16 * 1024
 _LONGEST_MESSAGE = 2000
 
 # The events by which a sandbox goes (`Lifecycle.remove`), and the end they mean for one that had not ended by itself.
 _REASONS = {"expired": EndReason.EXPIRED, "create failed": EndReason.START_FAILED, "undone": EndReason.START_FAILED}
-_MESSAGES = {
-    EndReason.KILLED: "It was deleted.",
-    EndReason.EXPIRED: "Its time was over.",
-    EndReason.START_FAILED: "It did not start.",
-}
 
 
 def why(event: str) -> tuple[EndReason, str]:
@@ -30,7 +25,7 @@ def why(event: str) -> tuple[EndReason, str]:
     """
     kind, _, detail = event.partition(": ")
     reason = _REASONS.get(kind, EndReason.KILLED)
-    return reason, detail[:_LONGEST_MESSAGE] or _MESSAGES[reason]
+    return reason, detail[:_LONGEST_MESSAGE] or SENTENCES[reason]
 
 
 def stopping(row: Sandbox, event: str, now: datetime) -> Sandbox:
@@ -94,5 +89,10 @@ class History:
         """One of them, with its last words."""
         entry = await self._store.departed(tenant, sandbox_id)
         if entry is None:
-            raise not_found(sandbox_id)
+            raise OpenSandboxError(
+                Code.SANDBOX_NOT_FOUND,
+                f"There is no sandbox {short(sandbox_id)} in the history.",
+                hint="Those that are gone stay for seven days, and GET /v1/history lists them; others are in "
+                "GET /v1/sandboxes.",
+            )
         return entry

@@ -41,6 +41,28 @@ def check(metadata: Mapping[str, str]) -> None:
             raise _refusal(f"The metadata value {value[:64]!r} of {key!r} is not a label value.")
 
 
+_MOST_NAMED = 10
+
+
+def change(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """Which keys differ, in a sentence. Values stay out: whoever reads events need not see them.
+
+    >>> change({"a": "1", "b": "2"}, {"a": "3", "c": "4"})
+    'Set a, c; removed b.'
+    """
+    written = [key for key, value in after.items() if before.get(key) != value]
+    parts = [f"set {_named(written)}"] if written else []
+    if removed := [key for key in before if key not in after]:
+        parts.append(f"removed {_named(removed)}")
+    sentence = "; ".join(parts)
+    return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
+def _named(keys: list[str]) -> str:
+    more = len(keys) - _MOST_NAMED
+    return ", ".join(sorted(keys)[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def check_keys(keys: Iterable[str]) -> None:
     """Refuse what cannot be a key of metadata, also of metadata that is to be removed."""
     for key in keys:

@@ -20,7 +20,7 @@ import anyio
 
 from . import context, history, labels, proxy
 from .access import EXECD_PORT, Access
-from .admission import Admission
+from .admission import Admission, full
 from .background import Background
 from .errors import Code, OpenSandboxError, invalid, not_found, unsupported_field
 from .idempotency import Idempotency, Key
@@ -39,6 +39,8 @@ class Endpoint:
 
     endpoint: str
     headers: dict[str, str]
+    warnings: tuple[str, ...] = ()
+    """What keeps clients from using it as it is."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,9 @@ class Lifecycle:
         wake_reconcile: Callable[[], None] = lambda: None,
         clock: Callable[[], datetime] = utcnow,
         start_timeout: float = 60.0,
+        loopback: bool = True,
     ) -> None:
+        """`loopback`: ingress is reached from this machine only, and then opens every port, not just execd's."""
         self._store = store
         self._runtime = runtime
         self._access = access
@@ -111,6 +115,7 @@ class Lifecycle:
         self._wake_reconcile = wake_reconcile
         self._clock = clock
         self._start_timeout = start_timeout
+        self._loopback = loopback
         self._removing: set[str] = set()
         self._deadlines = anyio.Lock()
         self._idempotency: Idempotency[Created] = Idempotency(
@@ -236,7 +241,8 @@ class Lifecycle:
     async def _reserve(self, pending: Sandbox, keyed: KeyedCreate | None) -> None:
         most = self._admission.most_sandboxes
         if not await self._store.insert(pending, at_most=most, keyed=keyed) and most is not None:
-            raise self._admission.refusal(f"There are {most} sandboxes, and this server allows no more.", most)
+            free_at = await self._store.next_expiry(of_alive=True)
+            raise full(most, (free_at - self._clock()).total_seconds() if free_at else None)
 
     async def _apply(self, spec: LaunchSpec) -> Report:
         try:
@@ -380,7 +386,8 @@ class Lifecycle:
                 )
             return replace(row, expires_at=expires_at, version=row.version + 1)
 
-        row = await self._change(tenant, sandbox_id, renewed, event="renewed")
+        told = f"renewed: It now expires at {expires_at.isoformat(timespec='seconds').removesuffix('+00:00')}Z."
+        row = await self._change(tenant, sandbox_id, renewed, event=lambda before, after: told)
         self._wake_expiry(expires_at)
         if row.state is SandboxState.RUNNING:
             await self._send_deadline(sandbox_id)
@@ -408,18 +415,31 @@ class Lifecycle:
             merged = labels.merge(row.metadata, patch)
             return row if merged == row.metadata else replace(row, metadata=merged, version=row.version + 1)
 
-        return await self._change(tenant, sandbox_id, patched, event="metadata changed")
+        return await self._change(
+            tenant,
+            sandbox_id,
+            patched,
+            event=lambda before, after: f"metadata changed: {labels.change(before.metadata, after.metadata)}",
+        )
 
     async def _change(
-        self, tenant: str, sandbox_id: str, change: Callable[[Sandbox], Sandbox], *, event: str
+        self,
+        tenant: str,
+        sandbox_id: str,
+        change: Callable[[Sandbox], Sandbox],
+        *,
+        event: Callable[[Sandbox, Sandbox], str],
     ) -> Sandbox:
-        """Compare and set until nobody was faster; the row as it is then. One on its way out counts as gone."""
+        """Compare and set until nobody was faster; the row as it is then. One on its way out counts as gone.
+
+        `event` says what is different between two rows; that stays with the event, the row's message is its state's.
+        """
         while True:
             row = await self.get(tenant, sandbox_id)
             if row.state is SandboxState.STOPPING:
                 raise not_found(sandbox_id)
             after = change(row)
-            if after is row or await self._store.replace(row, after, event=event):
+            if after is row or await self._store.replace(row, after, event=event(row, after)):
                 return after
 
     # -- endpoint --------------------------------------------------------------------------------------------------
@@ -440,7 +460,10 @@ class Lifecycle:
                 self._runtime.name, "expires", hint="Signed routes are not there yet; leave it out."
             )
         direct = self._endpoint(await self.get(tenant, sandbox_id), port)
-        return direct if through is None else replace(direct, endpoint=f"{through}/{proxy.path_of(sandbox_id, port)}")
+        if through is not None:
+            return replace(direct, endpoint=f"{through}/{proxy.path_of(sandbox_id, port)}")
+        # Published clients ask for endpoints of any port and expect one, so this is said beside it.
+        return direct if self._loopback or port == EXECD_PORT else replace(direct, warnings=(_closed(port),))
 
     def _endpoint(self, sandbox: Sandbox, port: int) -> Endpoint:
         return Endpoint(
@@ -463,6 +486,13 @@ def _admitted(sandbox: Sandbox, now: datetime) -> Sandbox:
     except OverflowError:
         expires_at = sandbox.expires_at  # at the end of the calendar
     return replace(sandbox, created_at=now, changed_at=now, expires_at=expires_at)
+
+
+def _closed(port: int) -> str:
+    return (
+        f"Ingress refuses port {port} on this server ({Code.INGRESS_ACCESS_REQUIRED.value}): beyond loopback it opens "
+        "execd's port only. Ask for the endpoint with use_server_proxy=true, and send the API key."
+    )
 
 
 def _deleted_meanwhile(sandbox_id: str) -> OpenSandboxError:

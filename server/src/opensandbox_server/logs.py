@@ -76,7 +76,8 @@ class Text(logging.Formatter):
     """For people: the record on one line, a traceback set off below it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        known = about(record)
+        fields = getattr(record, "fields", {})
+        known = {**about(record), **{name: fields[name] for name in ("client", "tenant") if name in fields}}
         short = " ".join(f"{name}={_flat(value)}" for name, value in known.items() if name != "traceId")
         line = f"{_time(record)} {record.levelname:<7} {record.name.removeprefix('opensandbox_server.')}: "
         line += _flat(record.getMessage())

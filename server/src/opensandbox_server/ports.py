@@ -164,6 +164,16 @@ class SandboxEvent:
     reason: str | None
     message: str | None
 
+    @property
+    def kind(self) -> str:
+        """What happened, without detail: `create failed: why` is of the kind `create failed`."""
+        return self.event.partition(": ")[0]
+
+    @property
+    def told(self) -> str | None:
+        """What there is to say about it: its own detail, else what the sandbox's row said then."""
+        return self.event.partition(": ")[2] or self.message
+
 
 @dataclass(frozen=True)
 class HistoryEntry:
@@ -252,8 +262,8 @@ class Store(Protocol):
     async def due(self, now: datetime) -> tuple[Sandbox, ...]:
         """Rows of this node whose expiry has come and that are not already Stopping."""
 
-    async def next_expiry(self) -> datetime | None:
-        """When the next row of this node is due."""
+    async def next_expiry(self, *, of_alive: bool = False) -> datetime | None:
+        """When the next row of this node is due, or the next one that has not ended."""
 
     async def mine(self) -> tuple[Sandbox, ...]:
         """All rows of this node and runtime, for the reconcile."""

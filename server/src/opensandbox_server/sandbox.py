@@ -51,6 +51,19 @@ class EndReason(StrEnum):
     START_FAILED = "start_failed"
 
 
+SENTENCES = {
+    EndReason.EXITED: "The entry point exited.",
+    EndReason.SIGNALLED: "The entry point was ended by a signal.",
+    EndReason.OUT_OF_MEMORY: "The sandbox ran out of memory.",
+    EndReason.KILLED: "It was deleted.",
+    EndReason.EXPIRED: "Its time was over.",
+    EndReason.HOST_RESTARTED: "The host was restarted.",
+    EndReason.LOST: "Nobody saw how it ended.",
+    EndReason.START_FAILED: "It did not start.",
+}
+"""Ends of which no more is known than their kind."""
+
+
 @dataclass(frozen=True)
 class End:
     """How the main process ended."""
@@ -68,6 +81,21 @@ class End:
         return self.reason in (EndReason.KILLED, EndReason.EXPIRED) or (
             self.reason is EndReason.EXITED and self.exit_code == 0
         )
+
+    @property
+    def sentence(self) -> str:
+        """How it ended, for people.
+
+        >>> End(EndReason.EXITED, at, exit_code=3).sentence        # doctest: +SKIP
+        'The entry point exited with code 3.'
+        """
+        if self.message:
+            return self.message
+        if self.reason is EndReason.EXITED and self.exit_code is not None:
+            return f"The entry point exited with code {self.exit_code}."
+        if self.reason is EndReason.SIGNALLED and self.signal:
+            return f"The entry point was ended by {self.signal}."
+        return SENTENCES[self.reason]
 
 
 @dataclass(frozen=True)
@@ -120,4 +148,4 @@ class Sandbox:
     def ended(self, end: End) -> Sandbox:
         """This sandbox after its main process ended."""
         state = SandboxState.TERMINATED if end.clean else SandboxState.FAILED
-        return self.to(state, end.at, reason=end.reason.name, message=end.message, end=end)
+        return self.to(state, end.at, reason=end.reason.name, message=end.sentence, end=end)

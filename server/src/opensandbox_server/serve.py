@@ -222,7 +222,9 @@ async def serve(
     # Here, because `down` and every refusal should not wait for them.
     import uvicorn
 
+    from .api.http_limits import BoundedHttp
     from .api.proxy import LARGEST_MESSAGE, READ_SECONDS
+    from .api.turns import ClientWebSocket
 
     class Listener(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -242,8 +244,8 @@ async def serve(
         uvicorn.Config(
             app,
             loop="none",
-            http="httptools",
-            ws="websockets-sansio",
+            http=BoundedHttp,
+            ws=ClientWebSocket,  # type: ignore[arg-type]  # any protocol will do
             ws_max_size=LARGEST_MESSAGE,
             # Long, because a client whose messages wait for a slow program is not heard meanwhile.
             ws_ping_timeout=READ_SECONDS,

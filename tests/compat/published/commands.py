@@ -68,6 +68,26 @@ async def framing_of_two_lines_counts_two(sandbox: Sandbox) -> None:
 
 
 @check
+async def framing_keeps_long_lines_whole(sandbox: Sandbox) -> None:
+    """`text` puts a newline between events, so a line must be one, however long."""
+    for size in (200_000, 5_000_000):
+        execution = await sandbox.commands.run(f"head -c {size} /dev/zero | tr '\\0' x; echo; echo end")
+        assert execution.text == "x" * size + "\nend", (size, len(execution.text), len(execution.logs.stdout))
+    execution = await sandbox.commands.run("for n in $(seq 100000); do printf 'ä€'; done; printf '\\nend'")
+    assert execution.text == "ä€" * 100_000 + "\nend", len(execution.text)
+
+
+@check
+async def framing_of_carriage_returns(sandbox: Sandbox) -> None:
+    for text in ("a\rb", "10%\r20%\r\nend\n", "a\r\nb\r\nc", "\r\r"):
+        execution = await sandbox.commands.run(["printf", "%s", text])
+        assert "".join(out(execution)) == text.removesuffix("\n"), (text, out(execution))
+        # The published `text` turns each of them into a newline, and has none at the end.
+        newlines = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
+        assert execution.text in (newlines, text.removesuffix("\n")), (text, execution.text)
+
+
+@check
 async def framing_keeps_the_streams_apart(sandbox: Sandbox) -> None:
     execution = await sandbox.commands.run("echo o1; echo e1 >&2; echo o2; echo e2 >&2")
     assert "".join(out(execution)) == "o1\no2"

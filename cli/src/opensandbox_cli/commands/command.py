@@ -13,6 +13,7 @@ from opensandbox_cli import duration, execution, failure
 from opensandbox_cli.options import (
     Environment,
     ExecutionId,
+    NamedInErrors,
     Output,
     SandboxId,
     TextOutput,
@@ -26,7 +27,7 @@ from opensandbox_cli.session import Client, session_of
 app = typer.Typer(name="command", no_args_is_help=True, help="Run programs in a sandbox.")
 
 
-@app.command()
+@app.command(cls=NamedInErrors)
 def run(
     ctx: typer.Context,
     sandbox_id: SandboxId,

@@ -36,7 +36,10 @@ def show(ctx: typer.Context, output: Output = Form.TABLE) -> None:
     shown = {key: config.masked(value) if key.name == "api_key" else value for key, value in values.items()}
     data = {key.shown_as: value for key, value in shown.items()}
     data |= {"config_path": str(settings.file), "config_file_exists": settings.file.exists()}
-    rows = [[key.path, _written(value), settings.sources[key.path]] for key, value in shown.items()]
+    rows = [
+        [key.path, _written(key.unset if value is None else value), settings.sources[key.path]]
+        for key, value in shown.items()
+    ]
     session.screen.rows(output, ["setting", "value", "from"], rows, data, empty="")
 
 

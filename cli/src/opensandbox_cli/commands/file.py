@@ -98,7 +98,9 @@ def upload(
     ctx: typer.Context,
     sandbox_id: SandboxId,
     local_path: Annotated[str, typer.Argument(show_default=False, help="A file here; - is standard input.")],
-    remote_path: Annotated[str, typer.Argument(show_default=False, help="Its path in the sandbox.")],
+    remote_path: Annotated[
+        str, typer.Argument(show_default=False, help="Where to put it in the sandbox: a file or a directory.")
+    ],
     mode: Mode = None,
     output: Output = Form.TABLE,
 ) -> None:
@@ -108,10 +110,12 @@ def upload(
         if local_path == "-":
             raise usage(f"{remote_path} is a directory", "Name the file.")
         remote_path += local_path.rstrip("/").rpartition("/")[2]
-    _inside(
-        session, sandbox_id, lambda sandbox: transfer.upload(sandbox, session.screen, local_path, remote_path, mode)
+    place = _inside(
+        session,
+        sandbox_id,
+        lambda sandbox: transfer.upload_into(sandbox, session.screen, local_path, remote_path, mode),
     )
-    session.screen.message(output, f"Uploaded: {local_path} → {remote_path}")
+    session.screen.message(output, f"Uploaded: {local_path} → {place}")
 
 
 @app.command()

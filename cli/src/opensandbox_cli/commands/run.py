@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from opensandbox_cli import duration, execution, failure, transfer
 from opensandbox_cli.commands.sandbox import lifetime
-from opensandbox_cli.options import Environment, TimeLimit, Workdir, pairs
+from opensandbox_cli.options import Environment, NamedInErrors, TimeLimit, Workdir, pairs
 from opensandbox_cli.session import Client, Session, session_of
 
 if TYPE_CHECKING:
@@ -26,10 +25,11 @@ DEFAULT_IMAGE = "host"
 # What runs a local script inside.
 INTERPRETERS = {".py": "python3", ".sh": "bash", ".js": "node", ".mjs": "node", ".rb": "ruby", ".pl": "perl"}
 SCRIPTS = "/tmp/"  # noqa: S108 (inside a sandbox of our own)
+NOT_FOUND = 127
 ENDING = timedelta(seconds=10)
 
 
-class CommandLast(TyperCommand):
+class CommandLast(NamedInErrors):
     """Everything from the first word that is no option on belongs to the command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -65,7 +65,9 @@ def run(
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the sandbox, and say which it is.")] = False,
 ) -> None:
-    """Make a sandbox, run a command in it, show its output as it comes, and end the sandbox.
+    """Run a command in a sandbox that is made and ended for it.
+
+    Its output is shown as it comes, and its exit code is that of osb.
 
     `osb run -- python3 -c 'print(1)'` runs these words; a single word is a line for the shell:
     `osb run -- 'ls | wc -l'`. `osb run script.py one two` uploads a local script (.py .sh .js .rb .pl) to /tmp and runs
@@ -80,6 +82,11 @@ def run(
     if not ctx.meta.get("osb.literal") and local.suffix in INTERPRETERS and local.is_file():
         uploads.append((str(local), SCRIPTS + local.name))
         command, argv = [INTERPRETERS[local.suffix], SCRIPTS + local.name, *command[1:]], True
+        looked_for = None
+    else:
+        # Perhaps a script that was meant to be uploaded; perhaps a program inside. The exit code will tell.
+        script = local.suffix in INTERPRETERS and " " not in command[0] and not ctx.meta.get("osb.literal")
+        looked_for = command[0] if script else None
     for path, _ in uploads:
         if not Path(path).is_file():
             raise failure.usage(f"there is no file {path}")
@@ -95,7 +102,10 @@ def run(
         timeout=timeout,
         keep=keep,
     )
-    raise typer.Exit(session.run(lambda client: execution.attended(lambda: visit.all(client), visit.stop, visit.renew)))
+    code = session.run(lambda client: execution.attended(lambda: visit.all(client), visit.stop, visit.renew))
+    if looked_for and code == NOT_FOUND:
+        session.screen.hint(f"There is no file {looked_for} here either; osb uploads a script that it finds.")
+    raise typer.Exit(code)
 
 
 def _upload(word: str) -> tuple[str, str]:
@@ -152,7 +162,7 @@ class _Visit:
         if self.uploads:
             self.session.detail(f"uploaded {len(self.uploads)} in {_milliseconds(began)}")
         began = time.monotonic()
-        self.attached = execution.Attached(sandbox, self.session.screen)
+        self.attached = execution.Attached(sandbox, self.session.screen, stays=self.keep)
         try:
             opts = RunCommandOpts(working_directory=self.workdir, timeout=self.timeout)
             return await self.attached.run(self.command, opts)

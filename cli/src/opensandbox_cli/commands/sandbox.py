@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opensandbox_cli import duration
+from opensandbox_cli import config, duration
 from opensandbox_cli.failure import Failure, usage
 from opensandbox_cli.options import (
     Environment,
@@ -28,16 +28,22 @@ from opensandbox_cli.screen import Form, TextForm
 from opensandbox_cli.session import Client, Session, session_of
 
 if TYPE_CHECKING:
-    from opensandbox.models import SandboxInfo
+    from opensandbox.models import PaginationInfo, SandboxInfo
 
 app = typer.Typer(name="sandbox", no_args_is_help=True, help="Make, find and end sandboxes.")
 
-DEFAULT_LIFETIME = "10m"
+SHORTEST_LIFETIME = timedelta(minutes=1)
 
 
 def lifetime(session: Session, given: str | None) -> timedelta | None:
     """How long a new sandbox may live: as asked for, else as configured, else ten minutes."""
-    return duration.parse_or_none(given or session.settings["defaults.timeout"] or DEFAULT_LIFETIME)
+    span = duration.parse_or_none(given or session.settings["defaults.timeout"] or config.DEFAULT_LIFETIME)
+    if span is not None and span < SHORTEST_LIFETIME:
+        raise usage(
+            f"{'--timeout' if given else 'defaults.timeout'} is at least one minute",
+            "`osb sandbox kill` ends a sandbox sooner; `osb run` makes one that ends with its command.",
+        )
+    return span
 
 
 @app.command()
@@ -195,9 +201,9 @@ def list_sandboxes(
         ]
         for info in found.sandbox_infos
     ]
-    data = {"items": [_dump(info) for info in found.sandbox_infos], "pagination": _dump(found.pagination)}
-    session.screen.rows(output, ["id", "status", "image", "created", "expires"], rows, data, empty="No sandboxes.")
     paging = found.pagination
+    data = {"items": [_dump(info) for info in found.sandbox_infos], "pagination": _dump(found.pagination)}
+    session.screen.rows(output, ["id", "status", "image", "created", "expires"], rows, data, empty=_none_there(paging))
     if output == Form.TABLE and paging.has_next_page:
         session.screen.note(
             f"Page {paging.page} of {paging.total_pages}, {paging.total_items} in all;"
@@ -216,6 +222,7 @@ def get(ctx: typer.Context, sandbox_id: SandboxId, output: Output = Form.TABLE) 
         "status": info.status.state,
         "reason": info.status.reason,
         "message": info.status.message,
+        **_end(info),
         "image": _source(info),
         "entrypoint": _words(info.entrypoint),
         "created": f"{info.created_at.isoformat()} ({duration.relative(info.created_at, now)})",
@@ -224,7 +231,6 @@ def get(ctx: typer.Context, sandbox_id: SandboxId, output: Output = Form.TABLE) 
         "extensions": _labels(info.extensions),
         "platform": f"{info.platform.os}/{info.platform.arch}" if info.platform else None,
         **_isolation(info),
-        **_end(info),
     }
     session.screen.record(output, fields, _dump(info))
 
@@ -329,9 +335,24 @@ def endpoint(
     fields = {
         "endpoint": found.endpoint,
         "url": found.endpoint if "://" in found.endpoint else f"{scheme}://{found.endpoint}",
+        "browser": _browser_url(found.endpoint, sandbox_id, port),
         "headers": _labels(found.headers),
     }
+    for warning in found.warnings:
+        session.screen.warning(warning)
     session.screen.record(output, fields, _dump(found))
+
+
+def _browser_url(endpoint: str, sandbox_id: str, port: int) -> str | None:
+    """Where a page on this port has an origin of its own. Only ingress on this machine answers to such names."""
+    from opensandbox.endpoints import EXECD_PORT
+
+    address, _, path = endpoint.partition("/")
+    host, _, ingress_port = address.rpartition(":")
+    here = host in ("localhost", "[::1]") or host.startswith("127.")
+    if not here or path.rstrip("/") != f"{sandbox_id}/{port}" or port == EXECD_PORT:
+        return None
+    return f"http://{sandbox_id}-{port}.localhost:{ingress_port}/"
 
 
 @app.command()
@@ -404,6 +425,13 @@ def _document(file: Path, kind: type) -> Any:
     if not isinstance(document, kind):
         raise usage(f"{file} holds no JSON {'object' if kind is dict else 'list'}")
     return document
+
+
+def _none_there(paging: PaginationInfo) -> str:
+    if not paging.total_items:
+        return "No sandboxes."
+    pages = "one page" if paging.total_pages == 1 else f"{paging.total_pages} pages"
+    return f"No sandboxes on page {paging.page}: {paging.total_items} in all, on {pages}."
 
 
 def _dump(model: Any) -> Any:

@@ -62,6 +62,7 @@ class Recorder:
             return "on_stderr", message
         if kind == "init":
             execution.id = text
+            execution.framing = "joined" if event.get("framing") == "joined" else None
             return "on_init", models.ExecutionInit(id=text, timestamp=at)
         if kind == "result":
             result = _result(event.get("results"), at)

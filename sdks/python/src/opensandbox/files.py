@@ -115,11 +115,21 @@ class Files:
         group: str | None = None,
     ) -> None:
         """Write a file, and the directories above it. An open file is streamed."""
-        entry = models.WriteEntry(path=path, data=data, mode=mode, owner=owner, group=group, encoding=encoding)
+        entry = models.base.of_arguments(
+            models.WriteEntry,
+            'Such as write_file("/tmp/note.txt", "text", mode=644).',
+            path=path,
+            data=data,
+            mode=mode,
+            owner=owner,
+            group=group,
+            encoding=encoding,
+        )
         await self.write_files([entry])
 
     async def write_files(self, entries: list[models.WriteEntry]) -> None:
         """Write several files in one request."""
+        models.base.expect_each(entries, models.WriteEntry)
         if not entries:
             return
         upload = Upload(entries)
@@ -130,6 +140,7 @@ class Files:
 
     async def create_directories(self, entries: list[models.WriteEntry]) -> None:
         """Create directories, and those above them. The mode is that of a directory made by this call."""
+        models.base.expect_each(entries, models.WriteEntry)
         body = {e.path: _permission(e) for e in entries}
         await self._execd.call("POST", "/directories", json=body)
 
@@ -143,10 +154,12 @@ class Files:
 
     async def move_files(self, entries: list[models.MoveEntry]) -> None:
         """Rename files or directories. An existing destination is an error."""
+        models.base.expect_each(entries, models.MoveEntry)
         await self._execd.call("POST", "/files/mv", json=[{"src": e.src, "dest": e.dest} for e in entries])
 
     async def set_permissions(self, entries: list[models.SetPermissionEntry]) -> None:
         """Set mode, and owner and group where given."""
+        models.base.expect_each(entries, models.SetPermissionEntry)
         body = {e.path: _permission(e) for e in entries}
         await self._execd.call("POST", "/files/permissions", json=body)
 
@@ -165,6 +178,7 @@ class Files:
         ]
 
     async def _replace(self, entries: list[models.ContentReplaceEntry], verbose: bool) -> bytes:
+        models.base.expect_each(entries, models.ContentReplaceEntry)
         for entry in entries:
             if not entry.old_content:
                 raise InvalidArgumentException(f"the text to replace in {entry.path} is empty")
@@ -174,6 +188,7 @@ class Files:
 
     async def search(self, entry: models.SearchEntry) -> list[models.EntryInfo]:
         """Files below a directory whose base name matches a glob."""
+        models.base.expect(entry, models.SearchEntry)
         params = [("path", entry.path), ("pattern", entry.pattern)]
         return models.base.parse(
             list[models.EntryInfo], (await self._execd.call("GET", "/files/search", params=params)).content
@@ -181,6 +196,7 @@ class Files:
 
     async def list_directory(self, entry: models.DirectoryListEntry) -> list[models.EntryInfo]:
         """The entries of a directory, each directory followed by its own as deep as asked for."""
+        models.base.expect(entry, models.DirectoryListEntry)
         params = [("path", entry.path)]
         if entry.depth is not None:
             params.append(("depth", str(entry.depth)))

@@ -237,7 +237,9 @@ class Lifecycle:
 
     async def create_template(self, request: models.CreateTemplateRequest) -> models.TemplateInfo:
         """Prepare an image, so that sandboxes start from it at once."""
-        response = await self._server.call("POST", "/templates", json=models.base.dump(request))
+        response = await self._server.call(
+            "POST", "/templates", json=models.base.dump(request, models.CreateTemplateRequest)
+        )
         return models.base.parse(models.TemplateInfo, response.content)
 
     async def get_template(self, template_id: str) -> models.TemplateInfo:

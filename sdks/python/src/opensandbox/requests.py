@@ -49,6 +49,8 @@ def create_request(
 ) -> dict[str, Any]:
     """The body that creates a sandbox, with the defaults of the SDK. A template brings most of it itself."""
     dump = models.base.dump
+    if volumes:
+        models.base.expect_each(volumes, models.Volume)
     if template_id is None:
         resource = DEFAULT_RESOURCE if resource is None else resource
         entrypoint = entrypoint or (DEFAULT_ENTRYPOINT if snapshot_id is None else None)
@@ -56,19 +58,19 @@ def create_request(
         "image": _image(image),
         "snapshotId": snapshot_id,
         "templateId": template_id,
-        "timeout": _seconds(timeout),
+        "timeout": _lifetime(timeout),
         "env": env,
         "metadata": metadata,
         "resourceLimits": resource,
         "resourceRequests": resource_requests,
-        "platform": dump(platform),
-        "networkPolicy": dump(network_policy),
-        "credentialProxy": dump(credential_proxy),
+        "platform": dump(platform, models.PlatformSpec),
+        "networkPolicy": dump(network_policy, models.NetworkPolicy),
+        "credentialProxy": dump(credential_proxy, models.CredentialProxyConfig),
         "extensions": extensions,
         "secureAccess": secure_access,
         "entrypoint": entrypoint,
-        "volumes": [dump(volume) for volume in volumes] if volumes else None,
-        "lifecycle": dump(lifecycle),
+        "volumes": [dump(volume, models.Volume) for volume in volumes] if volumes else None,
+        "lifecycle": dump(lifecycle, models.SandboxLifecycle),
     }
     return {name: value for name, value in wanted.items() if value is not None}
 
@@ -76,14 +78,33 @@ def create_request(
 def _image(image: models.SandboxImageSpec | str | None) -> dict[str, Any] | None:
     if image is None:
         return None
-    spec = models.SandboxImageSpec(image) if isinstance(image, str) else image
-    return {"uri": spec.image, **({"auth": models.base.dump(spec.auth)} if spec.auth else {})}
+    if isinstance(image, str):
+        spec = models.base.of_arguments(models.SandboxImageSpec, 'Name an image, such as "host".', image=image)
+    elif isinstance(image, models.SandboxImageSpec):
+        spec = image
+    else:
+        raise InvalidArgumentException(
+            f"image is a text or a SandboxImageSpec, not {type(image).__name__}",
+            hint='Write image="host", or SandboxImageSpec("host", auth=...) for a private image.',
+        )
+    return {"uri": spec.image, **({"auth": models.base.dump(spec.auth, models.base.Value)} if spec.auth else {})}
 
 
-def _seconds(timeout: timedelta | None) -> int | None:
+def seconds_of(span: timedelta, name: str) -> float:
+    """How long that is; `name` is the argument it was given as. A plain number is refused: of what unit?"""
+    if not isinstance(span, timedelta):
+        number = span if isinstance(span, (int, float)) and not isinstance(span, bool) else 600
+        raise InvalidArgumentException(
+            f"{name} is a timedelta, not {type(span).__name__}",
+            hint=f"Write {name}=timedelta(seconds={number}), with `from datetime import timedelta`.",
+        )
+    return span.total_seconds()
+
+
+def _lifetime(timeout: timedelta | None) -> int | None:
     if timeout is None:
         return None
-    seconds = int(timeout.total_seconds())
+    seconds = int(seconds_of(timeout, "timeout"))
     if seconds < 60:
         raise InvalidArgumentException("timeout is at least 60 seconds", hint="Call kill() to end a sandbox sooner.")
     return seconds
@@ -91,7 +112,7 @@ def _seconds(timeout: timedelta | None) -> int | None:
 
 def renew_request(timeout: timedelta) -> dict[str, Any]:
     """The body that lets a sandbox expire that long from now."""
-    if timeout <= timedelta():
+    if seconds_of(timeout, "timeout") <= 0:
         raise InvalidArgumentException("the time to renew for must be positive")
     return {"expiresAt": (datetime.now(UTC) + timeout).isoformat()}
 

@@ -28,7 +28,7 @@ from opensandbox.files import Files
 from opensandbox.health import Health
 from opensandbox.lifecycle import Lifecycle, default_config
 from opensandbox.metrics import Metrics
-from opensandbox.requests import create_request, why_unusable
+from opensandbox.requests import create_request, seconds_of, why_unusable
 from opensandbox.transport import Connection
 
 if TYPE_CHECKING:
@@ -176,9 +176,10 @@ class Sandbox:
         key: str | None,
     ) -> Sandbox:
         created: models.SandboxCreateResponse | None = None
+        deadline = time.monotonic() + seconds_of(ready_timeout, "ready_timeout")
+        _check_interval(interval)
         api.open()
         try:
-            deadline = time.monotonic() + ready_timeout.total_seconds()
             created = await api.create(request, max(api.config.request_timeout, ready_timeout), deadline, key)
             sandbox = cls(created.id, api, await api.endpoint(created.id, EXECD_PORT), health_check)
             sandbox._timings, sandbox._warnings = created.timings, created.warnings
@@ -236,9 +237,10 @@ class Sandbox:
         *,
         resume: bool,
     ) -> Sandbox:
+        deadline = time.monotonic() + seconds_of(timeout, "resume_timeout" if resume else "connect_timeout")
+        _check_interval(interval)
         api.open()
         try:
-            deadline = time.monotonic() + timeout.total_seconds()
             if resume:
                 await api.resume(sandbox_id)
             sandbox = cls(sandbox_id, api, await api.endpoint(sandbox_id, EXECD_PORT), health_check)
@@ -353,7 +355,8 @@ class Sandbox:
 
     async def check_ready(self, timeout: timedelta, polling_interval: timedelta) -> None:
         """Wait until it answers, or raise `SandboxReadyTimeoutException`."""
-        await self._wait(time.monotonic() + timeout.total_seconds(), polling_interval)
+        seconds_of(polling_interval, "polling_interval")
+        await self._wait(time.monotonic() + seconds_of(timeout, "timeout"), polling_interval)
 
     # --- its life -----------------------------------------------------------------------------------
 
@@ -435,6 +438,11 @@ class Sandbox:
                     hint="Give it more time (ready_timeout, connect_timeout), or look at its state with get_info().",
                 )
             await sleep(min(interval, left))
+
+
+def _check_interval(interval: timedelta | None) -> None:
+    if interval is not None:
+        seconds_of(interval, "health_check_polling_interval")
 
 
 def _check_alive(created: models.SandboxCreateResponse) -> None:

@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from opensandbox.answers import error_of_body, log_to_stderr, translated, unsupported_route
 from opensandbox.concurrency import SharedDict, sleep
-from opensandbox.exceptions import SandboxApiException, SandboxConnectionException, SandboxException
+from opensandbox.exceptions import (
+    InvalidArgumentException,
+    SandboxApiException,
+    SandboxConnectionException,
+    SandboxException,
+)
 from opensandbox.retry import Failure, JitterMode, RetryEvent, RetryPolicy, parse_retry_after
 from opensandbox.sse import EventSplitter
 from opensandbox.tracing import traced
@@ -233,7 +238,7 @@ class Connection:
         limit = httpx2.Timeout(seconds, read=None if endless else seconds)
         all_headers = {**self._headers, REQUEST_ID_HEADER: os.urandom(16).hex(), **(headers or {})}
         if json is not None:
-            content: bytes | None = jsonlib.dumps(json, separators=(",", ":")).encode()
+            content: bytes | None = _written(json)
             all_headers["Content-Type"] = "application/json"
         else:
             content = None
@@ -328,6 +333,15 @@ class Connection:
             response = await client.send(request, stream=True)
         logger.debug("%s %s: %d", request.method, request.url, response.status_code)
         return response
+
+
+def _written(document: object) -> bytes:
+    try:
+        return jsonlib.dumps(document, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentException(
+            f"an argument cannot be sent: {error}", error, hint="Give texts, such as metadata={'build': '7'}."
+        ) from error
 
 
 async def _error_of(response: httpx2.Response, request: httpx2.Request) -> SandboxApiException:

@@ -64,6 +64,30 @@ def test_a_command_that_succeeds(stub: Stub, sandbox: SandboxSync) -> None:
 
 
 @pytest.mark.parametrize(
+    ("texts", "joined", "lines"),
+    [
+        (["a" * 70_000, "b", "\nc"], "a" * 70_000 + "b\nc", "a" * 70_000 + "\nb\nc"),
+        (["a\r", "b\r", "\nc\r"], "a\rb\r\nc\r", "a\r\nb\r\nc\r"),
+        (["a", "\n", "\n"], "a\n\n", "a\n"),
+        (["one", "two\n"], "onetwo\n", "one\ntwo"),
+        ([], "", ""),
+    ],
+)
+def test_text_is_exact_where_the_sandbox_says_how_it_frames(
+    stub: Stub, sandbox: SandboxSync, texts: list[str], joined: str, lines: str
+) -> None:
+    output = [event("stdout", text=text) for text in texts]
+    stub.routes[RUN] = stream(event("init", text="abc123", framing="joined"), *output, DONE)
+    assert sandbox.commands.run("x").text == joined
+    stub.routes[RUN] = stream(INIT, *output, DONE)
+    assert sandbox.commands.run("x").text == lines
+    # A result is a line of its own either way.
+    result = event("result", results={"text": "4"})
+    stub.routes[RUN] = stream(event("init", text="abc123", framing="joined"), event("stdout", text="o"), result, DONE)
+    assert sandbox.commands.run("x").text == "o\n4"
+
+
+@pytest.mark.parametrize(
     ("evalue", "end", "code"),
     [
         ("127", {"reason": "exited", "exit_code": 127}, 127),

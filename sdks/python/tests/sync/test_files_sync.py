@@ -253,3 +253,44 @@ def test_mistakes_are_caught_before_sending(stub: Stub, sandbox: SandboxSync) ->
     with pytest.raises(ValidationError):
         WriteEntry(path=" ")
     assert not stub.requests
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"mode": 999}, "mode: write the mode with its octal digits"),
+        ({"path": ""}, "path: must not be blank"),
+        ({"data": 5}, "data: "),
+    ],
+)
+def test_a_wrong_argument_of_a_file_is_refused_with_the_right_call(
+    stub: Stub, sandbox: SandboxSync, arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgumentException) as refused:
+        sandbox.files.write_file(**{"path": "/a", "data": "secret", **arguments})
+    assert refused.value.message.startswith(said)
+    assert refused.value.hint == 'Such as write_file("/tmp/note.txt", "text", mode=644).'
+    assert "secret" not in str(refused.value)
+    assert stub.requests == []
+
+
+def test_entries_are_lists_of_values(stub: Stub, sandbox: SandboxSync) -> None:
+    one: Any = WriteEntry(path="/a", data="x")
+    plain: Any = {"path": "/a"}
+    files = sandbox.files
+    with pytest.raises(InvalidArgumentException, match=r"hint: Write \[WriteEntry\(\.\.\.\)\]"):
+        files.write_files(one)
+    for call, kind in (
+        (files.write_files, "WriteEntry"),
+        (files.create_directories, "WriteEntry"),
+        (files.move_files, "MoveEntry"),
+        (files.set_permissions, "SetPermissionEntry"),
+        (files.replace_contents, "ContentReplaceEntry"),
+    ):
+        with pytest.raises(InvalidArgumentException, match=f"takes a {kind}, not dict"):
+            call([plain])
+    with pytest.raises(InvalidArgumentException, match="takes a SearchEntry, not dict"):
+        files.search(plain)
+    with pytest.raises(InvalidArgumentException, match="takes a DirectoryListEntry, not dict"):
+        files.list_directory(plain)
+    assert stub.requests == []

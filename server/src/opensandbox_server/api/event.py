@@ -85,24 +85,17 @@ def framed(item: Item) -> bytes:
         return b": heartbeat\n\n"
     if isinstance(item, Cut):
         return b"event: cut\ndata: " + to_json({"message": item.message}) + b"\n\n"
-    name = _LINE_ENDS.sub(" ", _kind(item)[0])
+    name = _LINE_ENDS.sub(" ", item.kind)
     return f"id: {item.seq}\nevent: {name}\ndata: ".encode() + to_json(_content(item)) + b"\n\n"
 
 
-def _kind(event: SandboxEvent) -> tuple[str, str]:
-    """`create failed: why` is of the kind `create failed`; why is its message."""
-    kind, _, detail = event.event.partition(": ")
-    return kind, detail
-
-
 def _content(event: SandboxEvent) -> dict[str, Any]:
-    kind, detail = _kind(event)
     return given(
         seq=event.seq,
         sandboxId=event.sandbox_id,
         at=event.at,
-        event=kind,
+        event=event.kind,
         state=event.state,
         reason=event.reason,
-        message=detail or event.message,
+        message=event.told,
     )

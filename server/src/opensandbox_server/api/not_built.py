@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from opensandbox_server.errors import Code, OpenSandboxError
 
@@ -35,13 +36,21 @@ TABLE: tuple[tuple[tuple[str, ...], str, str, Code], ...] = (
 def not_built_routes(prefix: str) -> list[Route]:
     """The refusals, to go behind all routes that answer."""
     return [
-        Route(prefix + path, _refusal(what, code), methods=list(methods), include_in_schema=False)
+        _Known(prefix + path, _refusal(what, code), methods=list(methods), include_in_schema=False)
         for methods, path, what, code in TABLE
     ]
 
 
+class _Known(Route):
+    """Says which route it is, as those of FastAPI do, so that figures and logs can name it."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}
+
+
 def _refusal(what: str, code: Code) -> Callable[[Request], Awaitable[Response]]:
     async def refuse(_: Request) -> Response:
-        raise OpenSandboxError(code, f"{what} is not built yet.", hint="See /docs for what this server does.")
+        raise OpenSandboxError(code, f"{what} is not built yet.", hint="GET /v1/runtime says what this server can do.")
 
     return refuse

@@ -11,17 +11,16 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
 from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
-from websockets.asyncio.client import ClientConnection
 from websockets.client import ClientProtocol
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.frames import CloseCode
@@ -33,15 +32,18 @@ from opensandbox_server.errors import Code, OpenSandboxError, invalid
 from opensandbox_server.proxy import Caller, Proxy, Target, inward, outward
 
 from . import request_id
-from .dial import SandboxConnector, dial
+from .dial import ProgramWebSocket, SandboxConnector, dial
 from .tenant import tenant_of
+from .turns import Turns
 
 log = logging.getLogger(__name__)
 
 READ_SECONDS = 180.0
 LARGEST_HEADER = 64 * 1024
-LARGEST_MESSAGE = 64 * 1024 * 1024
+LARGEST_MESSAGE = 4 * 1024 * 1024
 """A WebSocket message is the one thing that is held as a whole."""
+MOST_WEBSOCKETS = 128
+"""Open at the same time into one sandbox."""
 
 _PATH = re.compile(rb"(/v1)?/sandboxes/([^/]+)/proxy/([^/]+)(/.*)?", re.DOTALL)
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252}[A-Za-z0-9])?)(:[0-9]{1,5})?")
@@ -59,6 +61,8 @@ class _Asked:
     sandbox_id: str
     port: str
     rest: str
+    bare: bool
+    """The path ended behind the port, without a slash."""
 
     @classmethod
     def of(cls, scope: Scope) -> _Asked | None:
@@ -67,7 +71,7 @@ class _Asked:
         if found is None:
             return None
         root, sandbox_id, port, rest = (part.decode("latin-1") for part in found.groups(b""))
-        return cls(root, sandbox_id, port, rest or "/")
+        return cls(root, sandbox_id, port, rest or "/", bare=not rest)
 
 
 def proxied_root(request: HTTPConnection, public_host: str | None = None) -> str:
@@ -75,14 +79,19 @@ def proxied_root(request: HTTPConnection, public_host: str | None = None) -> str
 
     The Host header is the client's to choose, and what is made of it may be shown to others: only a name and a port.
     """
-    host = request.headers.get("host", "")
-    found = _HOST.fullmatch(host)
-    if found is None:
-        raise invalid("The Host header is no host and port.", hint="Use a plain name or address of this server.")
-    name, port = found.groups("")
+    name, port = _host_and_port(request.headers.get("host", ""))
     if public_host:
         name = f"[{public_host}]" if ":" in public_host else public_host
     return f"{name}{port}{'/v1' if request.scope['path'].startswith('/v1/') else ''}"
+
+
+def _host_and_port(host: str) -> tuple[str, str]:
+    """The name, with its brackets, and the port with its colon or nothing."""
+    found = _HOST.fullmatch(host)
+    name, port = found.groups("") if found else ("", "")
+    if not name or int(port[1:] or 0) > 65535:
+        raise invalid("The Host header is no host and port.", hint="Use a plain name or address of this server.")
+    return name, port
 
 
 class ProxyRoute(BaseRoute):
@@ -91,11 +100,15 @@ class ProxyRoute(BaseRoute):
     >>> async with ProxyRoute(Proxy(store, runtime)).open(): ...     # doctest: +SKIP
     """
 
+    path = "/sandboxes/{sandboxId}/proxy/{port}"
+    """Its name in logs and figures."""
+
     def __init__(self, proxy: Proxy, *, page_sandbox: bool = True, read_seconds: float = READ_SECONDS) -> None:
         self._proxy = proxy
         self._page_sandbox = page_sandbox
         self._read_seconds = read_seconds
         self._session: aiohttp.ClientSession | None = None
+        self._websockets: Counter[str] = Counter()
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -113,7 +126,7 @@ class ProxyRoute(BaseRoute):
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         if scope["type"] not in ("http", "websocket") or (asked := _Asked.of(scope)) is None:
             return Match.NONE, {}
-        return Match.FULL, {"opensandbox.proxy": asked}
+        return Match.FULL, {"opensandbox.proxy": asked, "route": self}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -130,6 +143,14 @@ class ProxyRoute(BaseRoute):
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked, target = await self._target(scope)
+        if asked.bare and not target.is_execd and scope["method"] in ("GET", "HEAD"):
+            # Links of the program's page are relative to its root. Relative itself: a proxy in front may have put
+            # something before the path.
+            query = b"?" + scope["query_string"] if scope["query_string"] else b""
+            headers = [(b"location", b"%d/%s" % (target.port, query)), (b"content-length", b"0")]
+            await send({"type": "http.response.start", "status": 308, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+            return
         upload = _Upload(receive, finished=not _has_body(scope))
         answer = _Answer(target, _caller(scope), send, self._page_sandbox)
         failure: OpenSandboxError | None = None
@@ -176,13 +197,28 @@ class ProxyRoute(BaseRoute):
         await receive()  # the connect that is about to be answered
         try:
             asked, target = await self._target(scope)
-            program = await self._open_websocket(scope, asked, target)
+            with self._one_more(target.sandbox_id):
+                program = await self._open_websocket(scope, asked, target)
+                await self._converse(program, receive, send)
         except OpenSandboxError as error:
             # Accepted first: only then does a browser show the reason to its page.
-            code = CloseCode.INTERNAL_ERROR if error.status >= 500 else CloseCode.POLICY_VIOLATION
             await send({"type": "websocket.accept"})
-            await send({"type": "websocket.close", "code": int(code), "reason": error.code.value})
-            return
+            await send({"type": "websocket.close", "code": _close_code(error), "reason": error.code.value})
+
+    @contextlib.contextmanager
+    def _one_more(self, sandbox_id: str) -> Iterator[None]:
+        """Each may hold a message in each direction."""
+        if self._websockets[sandbox_id] >= MOST_WEBSOCKETS:
+            raise OpenSandboxError(Code.INGRESS_BUSY, f"{MOST_WEBSOCKETS} WebSockets into this sandbox are open.")
+        self._websockets[sandbox_id] += 1
+        try:
+            yield
+        finally:
+            self._websockets[sandbox_id] -= 1
+            if not self._websockets[sandbox_id]:
+                del self._websockets[sandbox_id]
+
+    async def _converse(self, program: ProgramWebSocket, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "websocket.accept", "subprotocol": program.subprotocol})
             async with anyio.create_task_group() as tasks:
@@ -193,7 +229,7 @@ class ProxyRoute(BaseRoute):
             with anyio.CancelScope(shield=True):
                 await program.close()
 
-    async def _open_websocket(self, scope: Scope, asked: _Asked, target: Target) -> ClientConnection:
+    async def _open_websocket(self, scope: Scope, asked: _Asked, target: Target) -> ProgramWebSocket:
         caller = _caller(scope)
         protocol = ClientProtocol(
             _websocket_uri(asked, target, scope, caller.host),
@@ -201,13 +237,7 @@ class ProxyRoute(BaseRoute):
             max_size=LARGEST_MESSAGE,
         )
         sock = await dial(self._proxy.address(target.sandbox_id, target.port), target.port)
-        # One message at a time waits here; more are left in the socket. Who is still there is asked at the other end.
-        program = ClientConnection(protocol, ping_interval=None, close_timeout=5, max_queue=1)
-        try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: program, sock=sock)
-        except BaseException:
-            sock.close()
-            raise
+        program = await ProgramWebSocket.over(sock, protocol)
         try:
             headers = [
                 (name, value)
@@ -233,12 +263,14 @@ class ProxyRoute(BaseRoute):
         return program
 
 
-async def _to_program(receive: Receive, program: ClientConnection, scope: anyio.CancelScope) -> None:
+async def _to_program(receive: Receive, program: ProgramWebSocket, scope: anyio.CancelScope) -> None:
     """Until the client closes; then the program is told with the same words."""
+    turns = Turns()
     try:
         while (message := await receive())["type"] == "websocket.receive":
             text = message.get("text")
             await program.send(text if text is not None else message["bytes"])
+            await turns.next()
         code, reason = message.get("code", CloseCode.ABNORMAL_CLOSURE), message.get("reason")
         if code in _NOT_SENT:
             # A client that closed without a word has an empty reason, one that vanished has none.
@@ -249,15 +281,19 @@ async def _to_program(receive: Receive, program: ClientConnection, scope: anyio.
         pass  # the other direction tells the client
 
 
-async def _to_client(program: ClientConnection, send: Send) -> None:
+async def _to_client(program: ProgramWebSocket, send: Send) -> None:
     """Until the program closes; then the client is told with the same words."""
+    turns = Turns()
     try:
         while True:
             message = await program.recv()
             await send({"type": "websocket.send", "text" if isinstance(message, str) else "bytes": message})
+            await turns.next()
     except ConnectionClosed:
         code, reason = program.close_code, program.close_reason or ""
-        if code == CloseCode.NO_STATUS_RCVD:
+        if (refused_with := program.refused_with) is not None:
+            code, reason = refused_with, Code.BACKEND_RESPONSE_FAILED.value
+        elif code == CloseCode.NO_STATUS_RCVD:
             code = CloseCode.NORMAL_CLOSURE
         elif code is None or code in _NOT_SENT:
             code, reason = CloseCode.INTERNAL_ERROR, Code.BACKEND_RESPONSE_FAILED.value
@@ -315,18 +351,25 @@ class _Answer:
         self._page_sandbox = page_sandbox
 
     async def pass_on(self, told: aiohttp.ClientResponse) -> None:
-        if told.status < 200:
-            raise OpenSandboxError(
-                Code.BACKEND_RESPONSE_FAILED, "The program switched to a protocol that nobody asked for."
-            )
+        if not 200 <= told.status <= 599:
+            # 101 would be a protocol that nobody asked for; the others mean nothing.
+            raise OpenSandboxError(Code.BACKEND_RESPONSE_FAILED, f"The program answered with status {told.status}.")
         headers = outward(
             told.raw_headers, self._target, self.caller, status=told.status, page_sandbox=self._page_sandbox
         )
         self.begun = True
         await self._send({"type": "http.response.start", "status": told.status, "headers": headers})
+        turns = Turns()
         async for chunk in told.content.iter_any():
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await turns.next()
         await self._send({"type": "http.response.body", "body": b""})
+
+
+def _close_code(error: OpenSandboxError) -> int:
+    if error.status == 429:
+        return int(CloseCode.TRY_AGAIN_LATER)
+    return int(CloseCode.INTERNAL_ERROR if error.status >= 500 else CloseCode.POLICY_VIOLATION)
 
 
 def _caller(scope: Scope) -> Caller:
@@ -347,12 +390,12 @@ def _url(asked: _Asked, target: Target, scope: Scope) -> URL:
 
 def _websocket_uri(asked: _Asked, target: Target, scope: Scope, host: str) -> WebSocketURI:
     query = scope["query_string"].decode("latin-1")
-    named = urlsplit(f"//{host}")
+    name, port = _host_and_port(host)
     # Path and query in one, so that they arrive as they were written. The host is only what the program reads.
     return WebSocketURI(
         secure=False,
-        host=named.hostname or "localhost",
-        port=named.port or 80,
+        host=name.strip("[]").lower(),
+        port=int(port[1:] or 80),
         path=f"{asked.rest}?{query}" if query else asked.rest,
         query="",
     )

@@ -17,9 +17,15 @@ from opensandbox_server import context
 from opensandbox_server.logs import ACCESS
 from opensandbox_server.metrics import Metrics
 
+from .tenant import SCOPE as TENANT
+
 _HEADER = b"x-request-id"
 _LONGEST = 128
 _SANDBOX = re.compile(r"/sandboxes/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:/|$)")
+_PROXIED = re.compile(r"(/proxy/[^/]*/).+", re.DOTALL)
+_LONGEST_PATH = 200
+NO_ROUTE = "none"
+"""The route of requests that were refused before one was looked for, or that fit none."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _QUIET = frozenset({"/health", "/metrics"})
 """Asked every few seconds by machines; their lines would bury the others."""
@@ -68,7 +74,7 @@ class RequestId:
                 variable.reset(token)  # type: ignore[arg-type]
 
     def _done(self, scope: Scope, status: int, seconds: float) -> None:
-        """Labels and the line name the route, never the path: that is the client's."""
+        """Labels name the route, never the path: that is the client's. The line does too, where there is a route."""
         route = template(scope)
         method = scope.get("method", "WEBSOCKET")
         method = method if method in _METHODS or method == "WEBSOCKET" else "other"
@@ -78,7 +84,14 @@ class RequestId:
         if access.isEnabledFor(level):
             taken = round(seconds * 1000, 3)
             fields = {"method": method, "route": route, "status": status, "ms": taken}
-            access.log(level, "%s %s %d %.1f ms", method, route, status, taken, extra={"fields": fields})
+            shown = route
+            if route == NO_ROUTE:
+                shown = fields["path"] = _path(scope)
+            if client := scope.get("client"):
+                fields["client"] = client[0]
+            if tenant := scope.get(TENANT):
+                fields["tenant"] = tenant
+            access.log(level, "%s %s %d %.1f ms", method, shown, status, taken, extra={"fields": fields})
 
 
 def template(scope: Scope) -> str:
@@ -87,7 +100,13 @@ def template(scope: Scope) -> str:
     path = getattr(route, "path", None)
     if isinstance(path, str):
         return path
-    return "other" if "endpoint" in scope else "none"
+    return "other" if "endpoint" in scope else NO_ROUTE
+
+
+def _path(scope: Scope) -> str:
+    """What was asked for, without the query and without what is meant for a program in a sandbox: there are secrets."""
+    path = _PROXIED.sub(r"\1...", scope["path"])
+    return path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}..."
 
 
 def _given(scope: Scope) -> tuple[str | None, str | None, str | None]:

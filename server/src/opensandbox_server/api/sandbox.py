@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import RootModel
 from starlette.requests import ClientDisconnect
 
-from opensandbox_server import idempotency, labels
+from opensandbox_server import context, idempotency, labels
 from opensandbox_server.admission import ClientLeft
 from opensandbox_server.errors import Code, OpenSandboxError, invalid
 from opensandbox_server.lifecycle import Created, Endpoint, Lifecycle
@@ -53,6 +53,7 @@ def sandbox_routes(lifecycle: Lifecycle, *, public_host: str | None = None) -> A
             )
         except ClientLeft:
             raise ClientDisconnect from None
+        context.sandbox_id.set(created.sandbox.id)  # for the line of this request in the log
         return answer(_created(created), 202, {"Idempotency-Replayed": "true"} if created.replayed else None)
 
     @routes.get("/sandboxes")
@@ -177,7 +178,7 @@ def _sandbox(sandbox: Sandbox) -> dict[str, Any]:
 
 
 def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
-    return {"endpoint": endpoint.endpoint} | ({"headers": endpoint.headers} if endpoint.headers else {})
+    return given(endpoint=endpoint.endpoint, headers=endpoint.headers or None, warnings=endpoint.warnings or None)
 
 
 def _page(found: Page, page: int, page_size: int) -> dict[str, Any]:

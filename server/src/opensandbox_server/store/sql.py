@@ -28,7 +28,7 @@ from sqlalchemy.exc import DatabaseError
 
 from opensandbox_server.errors import CannotStart
 from opensandbox_server.ports import HistoryEntry, HistoryPage, KeyedCreate, Page, SandboxEvent
-from opensandbox_server.sandbox import EndReason, Sandbox, SandboxState
+from opensandbox_server.sandbox import ENDED, EndReason, Sandbox, SandboxState
 
 from . import history, idempotency
 from .migrations import migrate
@@ -68,13 +68,15 @@ _COUNTS = (
     .group_by(sandboxes.c.state)
 )
 # Written as the index is, or it would not be used.
+_NOT_ENDED = text("state NOT IN ('Terminated', 'Failed')")
+_NEXT_ALIVE = _NEXT.where(_NOT_ENDED)
 _ALIVE = (
     select(func.count())
     .select_from(sandboxes)
     .where(
         sandboxes.c.node == bindparam("node"),
         sandboxes.c.runtime == bindparam("runtime"),
-        text("state NOT IN ('Terminated', 'Failed')"),
+        _NOT_ENDED,
     )
 )
 
@@ -145,8 +147,8 @@ class SqlStore:
     async def due(self, now: datetime) -> tuple[Sandbox, ...]:
         return await self._read(_all, _DUE, {**self._mine, "now": micros(now)})
 
-    async def next_expiry(self) -> datetime | None:
-        at = await self._read(_scalar, _NEXT, self._mine)
+    async def next_expiry(self, *, of_alive: bool = False) -> datetime | None:
+        at = await self._read(_scalar, _NEXT_ALIVE if of_alive else _NEXT, self._mine)
         return moment(at) if at is not None else None
 
     async def mine(self) -> tuple[Sandbox, ...]:
@@ -249,7 +251,10 @@ def _delete(connection: Connection, which: dict[str, Any], entry: HistoryEntry |
     connection.execute(sandboxes.delete().where(sandboxes.c.id == found.id))
     if entry is not None:
         history.keep(connection, entry, {"node": which["node"], "runtime": which["runtime"]})
-    _insert_event(connection, event_row(from_row(found), "deleted", _now()))
+    row = from_row(found)
+    if entry is not None and row.state not in ENDED:
+        row = row.ended(entry.end)  # the last event says how it ended, as the history does
+    _insert_event(connection, event_row(row, "deleted", _now()))
     return True
 
 

@@ -174,6 +174,8 @@ class Endpoint(BaseModel):
     """host:port and a path, without a scheme."""
     headers: dict[str, str] | None = None
     """Send these with every request to the endpoint."""
+    warnings: list[str] | None = None
+    """What keeps clients from using this address, and what to do instead."""
 
 
 class Enforcement(BaseModel):
@@ -286,6 +288,7 @@ class SandboxEvent(BaseModel):
     state: SandboxState
     reason: str | None = None
     message: str | None = None
+    """What happened: how it ended, until when it was renewed, which keys of its metadata changed."""
 
 
 class Execution(BaseModel):

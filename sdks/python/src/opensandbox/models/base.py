@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, AliasGenerator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-from opensandbox.exceptions import SandboxError, SandboxInternalException
+from opensandbox.exceptions import InvalidArgumentException, SandboxError, SandboxInternalException
 
 T = TypeVar("T")
+M = TypeVar("M", bound="Value")
 
 
 class Value(BaseModel):
@@ -66,6 +68,42 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def dump(model: BaseModel | None) -> dict[str, Any] | None:
-    """A value as the server's JSON wants it, without what was not given."""
-    return None if model is None else model.model_dump(mode="json", by_alias=True, exclude_none=True)
+def of_arguments(kind: type[M], hint: str, **fields: Any) -> M:
+    """A value made of the arguments of a call; what it refuses is an error of that call, and `hint` a right one."""
+    try:
+        return kind(**fields)
+    except ValidationError as error:
+        # Without the input itself, which may be a secret or very long.
+        why = {
+            f"{detail['loc'][0] if detail['loc'] else kind.__name__}: {detail['msg'].removeprefix('Value error, ')}"
+            for detail in error.errors(include_url=False, include_context=False, include_input=False)
+        }
+        raise InvalidArgumentException("; ".join(sorted(why)), error, hint=hint) from error
+
+
+def expect(value: object, kind: type[Value]) -> None:
+    """Refuse what is not a value of that kind, such as a plain dictionary."""
+    if not isinstance(value, kind):
+        name = kind.__name__
+        raise InvalidArgumentException(
+            f"this takes a {name}, not {type(value).__name__}",
+            hint=f"Write {name}(...), from opensandbox.models; {name}.model_validate({{...}}) makes it of a dict.",
+        )
+
+
+def expect_each(values: Sequence[object], kind: type[Value]) -> None:
+    """Refuse what is not a list of such values."""
+    if not isinstance(values, (list, tuple)):
+        raise InvalidArgumentException(
+            f"this takes a list of {kind.__name__}, not {type(values).__name__}", hint=f"Write [{kind.__name__}(...)]."
+        )
+    for value in values:
+        expect(value, kind)
+
+
+def dump(model: Value | None, kind: type[Value]) -> dict[str, Any] | None:
+    """A value of that kind as the server's JSON wants it, without what was not given."""
+    if model is None:
+        return None
+    expect(model, kind)
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -99,6 +99,8 @@ class Execution(Value):
     exit_code: int | None = None
     logs: ExecutionLogs = Field(default_factory=ExecutionLogs)
     end: CommandEnd | None = None
+    framing: str | None = Field(default=None, repr=False)
+    """`joined`: the texts of a stream, put together, are its output. Otherwise each of them is a line."""
 
     def add_result(self, result: ExecutionResult) -> None:
         """Append a result."""
@@ -106,14 +108,21 @@ class Execution(Value):
 
     @property
     def text(self) -> str:
-        """The standard output, then the results, as one text without a newline at the end."""
-        output = ""
-        for piece in [*(m.text for m in self.logs.stdout), *(r.text or "" for r in self.result)]:
+        """The standard output, then the results, as one text.
+
+        The output is exact but for two things: one newline at its end is left out, and what is not UTF-8 is U+FFFD.
+        `ExecutionHandlers.on_output` gets the bytes themselves.
+        """
+        joined = self.framing == "joined"
+        lines = [message.text for message in self.logs.stdout]
+        output: list[str] = []
+        for piece in filter(None, [*(["".join(lines)] if joined else lines), *(r.text for r in self.result)]):
             # A sandbox may send lines with, or without, their terminators; both read the same here.
-            if output and not output.endswith("\n") and not piece.startswith("\n"):
-                output += "\n"
-            output += piece
-        return output.removesuffix("\n")
+            if output and not output[-1].endswith("\n") and not piece.startswith("\n"):
+                output.append("\n")
+            output.append(piece)
+        text = "".join(output)
+        return text if joined else text.removesuffix("\n")
 
 
 class ExecutionHandlers(Value):

@@ -263,6 +263,8 @@ class SandboxEndpoint(Value):
     endpoint: str
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
     origin: str | None = None
+    warnings: list[str] = Field(default_factory=list)
+    """What the server has to say about the address, such as that nobody reaches it from elsewhere."""
 
     def build_request_headers(self, connection_config: ConnectionSettings) -> dict[str, str]:
         """What to send along to this address; the API key only where the way leads through the server."""

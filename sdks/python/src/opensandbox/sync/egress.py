@@ -21,7 +21,8 @@ class EgressSync:
 
     def patch_rules(self, rules: list[models.NetworkRule]) -> None:
         """Add rules, in front of those that are there; one for a target that has a rule replaces it."""
-        body = [models.base.dump(rule) for rule in rules]
+        models.base.expect_each(rules, models.NetworkRule)
+        body = [models.base.dump(rule, models.NetworkRule) for rule in rules]
         self._lifecycle.change_network_policy(self._id, "PATCH", body)
 
     def delete_rules(self, targets: list[str]) -> None:

@@ -238,7 +238,7 @@ class Lifecycle:
 
     def create_template(self, request: models.CreateTemplateRequest) -> models.TemplateInfo:
         """Prepare an image, so that sandboxes start from it at once."""
-        response = self._server.call("POST", "/templates", json=models.base.dump(request))
+        response = self._server.call("POST", "/templates", json=models.base.dump(request, models.CreateTemplateRequest))
         return models.base.parse(models.TemplateInfo, response.content)
 
     def get_template(self, template_id: str) -> models.TemplateInfo:

@@ -21,7 +21,7 @@ from opensandbox.exceptions import (
     SandboxReadyTimeoutException,
     SandboxUnhealthyException,
 )
-from opensandbox.requests import create_request, why_unusable
+from opensandbox.requests import create_request, seconds_of, why_unusable
 from opensandbox.sync.commands import CommandsSync
 from opensandbox.sync.concurrency import shielded, sleep
 from opensandbox.sync.diagnostics import DiagnosticsSync
@@ -177,9 +177,10 @@ class SandboxSync:
         key: str | None,
     ) -> SandboxSync:
         created: models.SandboxCreateResponse | None = None
+        deadline = time.monotonic() + seconds_of(ready_timeout, "ready_timeout")
+        _check_interval(interval)
         api.open()
         try:
-            deadline = time.monotonic() + ready_timeout.total_seconds()
             created = api.create(request, max(api.config.request_timeout, ready_timeout), deadline, key)
             sandbox = cls(created.id, api, api.endpoint(created.id, EXECD_PORT), health_check)
             sandbox._timings, sandbox._warnings = created.timings, created.warnings
@@ -237,9 +238,10 @@ class SandboxSync:
         *,
         resume: bool,
     ) -> SandboxSync:
+        deadline = time.monotonic() + seconds_of(timeout, "resume_timeout" if resume else "connect_timeout")
+        _check_interval(interval)
         api.open()
         try:
-            deadline = time.monotonic() + timeout.total_seconds()
             if resume:
                 api.resume(sandbox_id)
             sandbox = cls(sandbox_id, api, api.endpoint(sandbox_id, EXECD_PORT), health_check)
@@ -352,7 +354,8 @@ class SandboxSync:
 
     def check_ready(self, timeout: timedelta, polling_interval: timedelta) -> None:
         """Wait until it answers, or raise `SandboxReadyTimeoutException`."""
-        self._wait(time.monotonic() + timeout.total_seconds(), polling_interval)
+        seconds_of(polling_interval, "polling_interval")
+        self._wait(time.monotonic() + seconds_of(timeout, "timeout"), polling_interval)
 
     # --- its life -----------------------------------------------------------------------------------
 
@@ -434,6 +437,11 @@ class SandboxSync:
                     hint="Give it more time (ready_timeout, connect_timeout), or look at its state with get_info().",
                 )
             sleep(min(interval, left))
+
+
+def _check_interval(interval: timedelta | None) -> None:
+    if interval is not None:
+        seconds_of(interval, "health_check_polling_interval")
 
 
 def _check_alive(created: models.SandboxCreateResponse) -> None:

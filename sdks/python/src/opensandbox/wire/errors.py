@@ -18,6 +18,9 @@ class Code(StrEnum):
     GENERAL_INVALID_REQUEST = "GENERAL::INVALID_REQUEST"
     GENERAL_NOT_FOUND = "GENERAL::NOT_FOUND"
     GENERAL_METHOD_NOT_ALLOWED = "GENERAL::METHOD_NOT_ALLOWED"
+    GENERAL_INVALID_HTTP = "GENERAL::INVALID_HTTP"
+    GENERAL_HEADERS_TOO_LARGE = "GENERAL::HEADERS_TOO_LARGE"
+    GENERAL_REQUEST_TIMEOUT = "GENERAL::REQUEST_TIMEOUT"
     GENERAL_UNKNOWN_ERROR = "GENERAL::UNKNOWN_ERROR"
     SANDBOX_NOT_FOUND = "SANDBOX::NOT_FOUND"
     SANDBOX_INVALID_PARAMETER = "SANDBOX::INVALID_PARAMETER"
@@ -81,6 +84,9 @@ KIND: dict[Code, str] = {
     Code.GENERAL_INVALID_REQUEST: "unprocessable",
     Code.GENERAL_NOT_FOUND: "not_found",
     Code.GENERAL_METHOD_NOT_ALLOWED: "invalid",
+    Code.GENERAL_INVALID_HTTP: "invalid",
+    Code.GENERAL_HEADERS_TOO_LARGE: "invalid",
+    Code.GENERAL_REQUEST_TIMEOUT: "invalid",
     Code.GENERAL_UNKNOWN_ERROR: "internal",
     Code.SANDBOX_NOT_FOUND: "not_found",
     Code.SANDBOX_INVALID_PARAMETER: "invalid",
@@ -143,6 +149,9 @@ STATUS: dict[Code, int] = {
     Code.GENERAL_INVALID_REQUEST: 422,
     Code.GENERAL_NOT_FOUND: 404,
     Code.GENERAL_METHOD_NOT_ALLOWED: 405,
+    Code.GENERAL_INVALID_HTTP: 400,
+    Code.GENERAL_HEADERS_TOO_LARGE: 431,
+    Code.GENERAL_REQUEST_TIMEOUT: 408,
     Code.GENERAL_UNKNOWN_ERROR: 500,
     Code.SANDBOX_NOT_FOUND: 404,
     Code.SANDBOX_INVALID_PARAMETER: 400,
@@ -205,12 +214,15 @@ HINT: dict[Code, str] = {
     Code.GENERAL_INVALID_REQUEST: "Compare the body with spec/lifecycle.yaml.",
     Code.GENERAL_NOT_FOUND: "See /docs for the routes of this server.",
     Code.GENERAL_METHOD_NOT_ALLOWED: "See /docs for the methods of this route.",
+    Code.GENERAL_INVALID_HTTP: "This is no HTTP/1.1 request; check the port and what the client sends.",
+    Code.GENERAL_HEADERS_TOO_LARGE: "Send fewer or shorter headers; large values belong into the body.",
+    Code.GENERAL_REQUEST_TIMEOUT: "Send the whole head at once.",
     Code.GENERAL_UNKNOWN_ERROR: "Look up the request id in the server's log.",
     Code.SANDBOX_NOT_FOUND: "It may have expired or been deleted; list the sandboxes that exist.",
     Code.SANDBOX_INVALID_PARAMETER: "Correct the named field.",
     Code.SANDBOX_INVALID_METADATA_LABEL: "Keys and values follow the Kubernetes label syntax; opensandbox.io/ is reserved.",
     Code.SANDBOX_INVALID_ENTRYPOINT: "Give a program that exists in the image, as a list of words.",
-    Code.SANDBOX_INVALID_EXPIRATION: "Give a time in the future.",
+    Code.SANDBOX_INVALID_EXPIRATION: "Give a time in the future, less than ten years away.",
     Code.SANDBOX_NO_EXPIRATION: "It was created without a timeout and lives until it is deleted.",
     Code.SANDBOX_INVALID_PORT: "Ports go from 1 to 65535.",
     Code.SANDBOX_NOT_RUNNING: "Ask for the sandbox to see its state and why it ended.",
@@ -231,7 +243,7 @@ HINT: dict[Code, str] = {
     Code.SNAPSHOT_NOT_FOUND: "List the snapshots that exist.",
     Code.POOL_NOT_SUPPORTED: "This runtime has no pools yet.",
     Code.TEMPLATE_NOT_SUPPORTED: "This runtime has no templates.",
-    Code.BACKEND_CONNECTION_FAILED: "Nothing listens on that port inside the sandbox.",
+    Code.BACKEND_CONNECTION_FAILED: "Start the program inside the sandbox, let it listen on 127.0.0.1 or 0.0.0.0, and check the port.",
     Code.BACKEND_RESPONSE_FAILED: "The program on that port broke off; look at its output inside the sandbox.",
     Code.BACKEND_TIMEOUT: "The program on that port did not answer in time.",
     Code.INGRESS_BAD_ROUTE: "Addresses have the form /<sandbox id>/<port>/...",
@@ -240,9 +252,9 @@ HINT: dict[Code, str] = {
     Code.INGRESS_ROUTE_CONFLICT: "Name one sandbox and one port, in one way: by host name, by header or by path.",
     Code.INGRESS_SIGNED_ROUTE: "Signed routes are not there yet; use the endpoint as the server gives it.",
     Code.INGRESS_BUSY: "Too many requests to this sandbox are under way; end some, or try again later.",
-    Code.INGRESS_PORT_CLOSED: "Nothing listens on that port inside the sandbox; start the server first.",
-    Code.INGRESS_ACCESS_REQUIRED: "Ports of sandboxes are open on loopback only; bind [server] host to 127.0.0.1, or go through a tunnel.",
-    Code.INGRESS_NO_EGRESS: "This sandbox has no network, so there is no egress policy to ask for.",
+    Code.INGRESS_PORT_CLOSED: "Start the program inside the sandbox, let it listen on 127.0.0.1 or 0.0.0.0, and check the port.",
+    Code.INGRESS_ACCESS_REQUIRED: "Go through the server: ask for the endpoint with use_server_proxy=true and send the API key. Only on loopback ingress opens ports other than execd's.",
+    Code.INGRESS_NO_EGRESS: "Do without a network policy; GET /v1/runtime says what this server can do.",
     Code.UNAUTHORIZED: "Send the headers that the endpoint answer gave.",
     Code.INVALID_REQUEST_BODY: "Correct the named field.",
     Code.MISSING_QUERY: "Give the named query parameter.",

@@ -60,6 +60,14 @@ class ExecutionEventType(StrEnum):
     PING = "ping"
 
 
+class ExecutionEventFraming(StrEnum):
+    """
+    init: texts are framed as the note below says. Without it, each text is a line.
+    """
+
+    JOINED = "joined"
+
+
 class ExecutionError(BaseModel):
     model_config = ConfigDict(
         populate_by_name=True,
@@ -205,6 +213,8 @@ class ExecutionEvent(BaseModel):
     """init: the execution's id. stdout, stderr: see the framing note below."""
     data: str | None = None
     """stdout, stderr of an exact request: the bytes, in base64."""
+    framing: ExecutionEventFraming | None = None
+    """init: texts are framed as the note below says. Without it, each text is a line."""
     timestamp: int
     """Milliseconds since 1970."""
     execution_time: int | None = None

@@ -35,6 +35,8 @@ class Settings:
     ingress_port: int = 0
     public_host: str = "127.0.0.1"
     """What clients put before the ingress port."""
+    log_level: str = "INFO"
+    """Of sandboxd and ingress, in the words of `[log] level`."""
 
     @property
     def socket(self) -> Path:
@@ -64,6 +66,10 @@ def launch_request(spec: ports.LaunchSpec) -> wire.LaunchRequest:
     )
 
 
+_LEVELS = {"WARNING": "warn", "CRITICAL": "error"}
+"""Where the node's words differ."""
+
+
 def daemon_command(settings: Settings) -> list[str]:
     """How sandboxd is started; it outlives the server, so everything it needs is said here."""
     command = [
@@ -76,6 +82,8 @@ def daemon_command(settings: Settings) -> list[str]:
         str(settings.free_space_reserve),
         "--ingress",
         str(settings.ingress),
+        "--log-level",
+        _LEVELS.get(settings.log_level, settings.log_level.lower()),
     ]
     if settings.pip_dir is not None:
         command += ["--pip-dir", str(settings.pip_dir)]
