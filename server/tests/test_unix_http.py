@@ -27,6 +27,11 @@ class Peer:
         self._serve = serve
         self._writers: list[asyncio.StreamWriter] = []
 
+    def hang_up(self) -> None:
+        """End all connections, as a process that dies does."""
+        for writer in self._writers:
+            writer.transport.abort()
+
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._writers.append(writer)
@@ -111,6 +116,20 @@ async def test_a_connection_that_breaks_is_an_error_and_the_next_one_is_new(tmp_
             with pytest.raises(Broken):
                 await http.request("GET", "/")
         assert server.connections == 2
+        http.close()
+
+
+async def test_connections_that_ended_while_they_rested_are_no_failure(tmp_path: Path) -> None:
+    async with peer(tmp_path, for_ever) as server:
+        http = UnixHttp(str(server.path))
+        await asyncio.gather(*(http.request("GET", "/") for _ in range(3)))
+        # The peer ends, and another takes its place; our side has not heard of it when the next request is made.
+        server.hang_up()
+        assert (await http.request("DELETE", "/"))[0] == 200
+        assert server.connections == 4
+        server.hang_up()
+        with pytest.raises(Broken):  # it may have been heard
+            await http.request("POST", "/")
         http.close()
 
 

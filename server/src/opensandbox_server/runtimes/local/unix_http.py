@@ -18,6 +18,9 @@ import httptools
 IDLE_SECONDS = 30.0
 """A connection that rested longer is not used again: the other side may be about to close it."""
 
+_REPEATABLE = frozenset({"GET", "PUT", "DELETE"})
+"""What may be sent twice: on a connection that rested, nobody can tell whether the first time was heard."""
+
 
 class NotConnected(ConnectionError):
     """Nobody listens; nothing was sent."""
@@ -43,9 +46,22 @@ class UnixHttp:
         self, method: str, target: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> tuple[int, bytes]:
         """One exchange: the status and the whole body."""
-        connection = await self._connection()
+        resting = self._resting()
+        if resting is not None:
+            try:
+                return await self._exchange(resting, method, target, headers or {}, body)
+            except Broken:
+                # Closed while it rested, or just now; if the other side has ended, the rest of them are no better.
+                self._drop()
+                if method not in _REPEATABLE:
+                    raise
+        return await self._exchange(await self._connect(), method, target, headers or {}, body)
+
+    async def _exchange(
+        self, connection: _Connection, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[int, bytes]:
         try:
-            connection.send(method, target, headers or {}, body)
+            connection.send(method, target, headers, body)
             content = bytearray()
             while (chunk := await connection.chunk()) is not None:
                 content += chunk
@@ -61,7 +77,7 @@ class UnixHttp:
     ) -> AsyncIterator[tuple[int, bytes]]:
         """A GET whose answer may go on for ever: the status with each piece of it. Quiet for longer than `silence`
         seconds is a TimeoutError."""
-        connection = await self._connection()
+        connection = await self._connect()
         try:
             connection.send("GET", target, headers or {}, b"")
             while True:
@@ -76,15 +92,21 @@ class UnixHttp:
     def close(self) -> None:
         """Close what rests. Exchanges under way end by themselves."""
         self._closed = True
+        self._drop()
+
+    def _drop(self) -> None:
         while self._idle:
             self._idle.pop()[0].close()
 
-    async def _connection(self) -> _Connection:
+    def _resting(self) -> _Connection | None:
         while self._idle:
             connection, since = self._idle.pop()
             if not connection.lost and time.monotonic() - since < IDLE_SECONDS:
                 return connection
             connection.close()
+        return None
+
+    async def _connect(self) -> _Connection:
         try:
             _, made = await asyncio.get_running_loop().create_unix_connection(_Connection, self._path)
         except OSError as error:
