@@ -114,9 +114,8 @@ def test_a_reader_that_leaves_ends_the_command(start: Start, osb: Osb, sandbox_i
 
 
 def test_ctrl_c_is_heard_while_nobody_reads(start: Start, sandbox_id: str) -> None:
-    process = start("command", "run", sandbox_id, "--", "echo up >&2; yes")
-    assert process.stderr is not None
-    assert process.stderr.read(3) == b"up\n"
+    # Nothing on the other stream: two pipes have no order, and osb may be held up by this one first.
+    process = start("command", "run", sandbox_id, "--", "yes")
     assert process.stdout is not None
     until(lambda: _waiting(process), "the pipe is full")
     process.send_signal(signal.SIGINT)
