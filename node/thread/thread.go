@@ -67,12 +67,15 @@ func Background() {
 	setNice(own + background)
 }
 
-// Normally runs f with the priority that the process has, whatever the calling thread's is: what f starts inherits it.
-// The caller has locked the thread.
+// normal is the priority that the process was started with. Asked for later, it could be Background's: that may have
+// been given the first thread.
+var normal = nice()
+
+// Normally runs f with the priority that the process was started with, whatever the calling thread's is: what f starts
+// inherits it. The caller has locked the thread.
 func Normally(f func()) {
 	own := nice()
-	raw, err := unix.Getpriority(unix.PRIO_PROCESS, unix.Getpid())
-	if normal := 20 - raw; err == nil && normal != own && setNice(normal) == nil {
+	if normal != own && setNice(normal) == nil {
 		defer setNice(own)
 	}
 	f()

@@ -49,3 +49,16 @@ func TestBackgroundWorkHasLowPriorityAndOthersHaveNot(t *testing.T) {
 		}
 	}
 }
+
+func TestNormallyIsAsTheProcessWasStarted(t *testing.T) {
+	got := make(chan [3]int)
+	go func() {
+		Background()
+		before, inside := nice(), 0
+		Normally(func() { inside = nice() })
+		got <- [3]int{before, inside, nice()}
+	}()
+	if seen := <-got; seen != [3]int{normal + background, normal, normal + background} {
+		t.Errorf("before, inside and after: %v; started with %d", seen, normal)
+	}
+}
