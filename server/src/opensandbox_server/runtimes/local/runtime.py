@@ -190,7 +190,8 @@ class LocalRuntime:
         async with self._starting:
             try:
                 version = await self._node.version()
-            except sandboxd.Unreachable:
+            except (sandboxd.Unreachable, sandboxd.Cut):
+                # Cut: one that is just dying may still take a connection.
                 await sandboxd.start(self._settings)
                 version = await self._first_answer()
             await self._check_version(version)
@@ -209,7 +210,7 @@ class LocalRuntime:
         while True:
             try:
                 return await self._node.version()
-            except sandboxd.Unreachable:
+            except (sandboxd.Unreachable, sandboxd.Cut):
                 if asyncio.get_running_loop().time() > deadline:
                     raise
                 await asyncio.sleep(_RECONNECT_FIRST)
