@@ -57,6 +57,9 @@ func (a *API) pack(w http.ResponseWriter, r *http.Request) error {
 		return explain(given, fmt.Errorf("%w but %s", safefile.ErrNotRegular, safefile.KindName(st.Mode)))
 	}
 	out := newPacker(w, zipped)
+	if r.Method == http.MethodHead {
+		return nil
+	}
 	if kind == unix.S_IFREG {
 		return out.finish(given, out.add(root.fd(), root.name, root.name))
 	}

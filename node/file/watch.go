@@ -65,6 +65,9 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request) error {
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-cache")
 	h.Set("X-Accel-Buffering", "no")
+	if r.Method == http.MethodHead {
+		return nil // it would wait for ever to say nothing
+	}
 	t.out = &eventStream{w: w, control: http.NewResponseController(w)}
 	// Whoever has the head of the answer knows that from here on nothing is missed.
 	if t.out.comment("watching") != nil {

@@ -210,6 +210,11 @@ func TestWatchOneFile(t *testing.T) {
 
 func TestWatchRefuses(t *testing.T) {
 	b := newBench(t)
+	for _, route := range []string{"/files/watch", "/files/tar"} {
+		if status, _, _ := b.call("HEAD", route, q("path", b.dir), nil); status != 200 {
+			t.Errorf("HEAD %s: %d", route, status)
+		}
+	}
 	b.do(os.Symlink("/proc/self/fd", b.path("fd")))
 	for given, code := range map[string]string{
 		b.path("none"): "FILE_NOT_FOUND", "/proc": "NOT_SUPPORTED", "/proc/self/fd": "NOT_SUPPORTED", b.path("fd/0"): "", "/proc/self/cwd/x": "",

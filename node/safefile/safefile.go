@@ -45,8 +45,8 @@ func openat(dir int, path string, flags int, mode uint32, resolve uint64) (int, 
 	}
 	for {
 		fd, err := unix.Openat2(dir, path, &how)
-		// EAGAIN with O_PATH: a rename elsewhere made the kernel unsure whether it is still beneath.
-		if err == unix.EINTR || err == unix.EAGAIN && (flags&unix.O_PATH != 0 || flags&unix.O_DIRECTORY != 0) {
+		// EAGAIN: a rename elsewhere made the kernel unsure where it is. Of other files it can mean that they would block.
+		if err == unix.EINTR || err == unix.EAGAIN && flags&(unix.O_PATH|unix.O_DIRECTORY) != 0 {
 			continue
 		}
 		return fd, err
