@@ -25,10 +25,18 @@ var (
 
 // Openat opens path below the directory dir (or absolute, or unix.AT_FDCWD) without passing a magic link.
 func Openat(dir int, path string, flags int, mode uint32) (int, error) {
-	how := unix.OpenHow{
-		Flags:   uint64(flags) | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_NO_MAGICLINKS,
-	}
+	return openat(dir, path, flags, mode, unix.RESOLVE_NO_MAGICLINKS)
+}
+
+// OpenBeneath opens path, which cannot lead out of dir: not by .., not by being absolute, not through any link, also
+// while somebody rearranges the tree. The last element may be a link only with O_PATH|O_NOFOLLOW, which opens the
+// link itself.
+func OpenBeneath(dir int, path string, flags int, mode uint32) (int, error) {
+	return openat(dir, path, flags, mode, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_SYMLINKS|unix.RESOLVE_NO_MAGICLINKS)
+}
+
+func openat(dir int, path string, flags int, mode uint32, resolve uint64) (int, error) {
+	how := unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: resolve}
 	if flags&(unix.O_CREAT|unix.O_TMPFILE) != 0 {
 		how.Mode = uint64(mode)
 	}
@@ -37,7 +45,8 @@ func Openat(dir int, path string, flags int, mode uint32) (int, error) {
 	}
 	for {
 		fd, err := unix.Openat2(dir, path, &how)
-		if err == unix.EINTR || err == unix.EAGAIN && flags&unix.O_PATH != 0 {
+		// EAGAIN: a rename elsewhere made the kernel unsure where it is. Of other files it can mean that they would block.
+		if err == unix.EINTR || err == unix.EAGAIN && flags&(unix.O_PATH|unix.O_DIRECTORY) != 0 {
 			continue
 		}
 		return fd, err

@@ -65,6 +65,7 @@ const (
 	CodeInvalidFileMetadata         Code = "INVALID_FILE_METADATA"
 	CodeFileNotFound                Code = "FILE_NOT_FOUND"
 	CodeInvalidRange                Code = "INVALID_RANGE"
+	CodeUploadConflict              Code = "UPLOAD_CONFLICT"
 	CodeCommandNotFound             Code = "COMMAND_NOT_FOUND"
 	CodeContextNotFound             Code = "CONTEXT_NOT_FOUND"
 	CodeNotSupported                Code = "NOT_SUPPORTED"
@@ -145,6 +146,7 @@ var codes = map[Code]struct {
 	CodeInvalidFileMetadata:         {400, "metadata is a JSON object with at least a path."},
 	CodeFileNotFound:                {404, "Check the path; ~ and $VAR are expanded inside the sandbox."},
 	CodeInvalidRange:                {416, "Ask for a range inside the file."},
+	CodeUploadConflict:              {409, "Go on at the offset that the Upload-Offset header names."},
 	CodeCommandNotFound:             {404, "The id is the text of the init event; records are kept for 24 hours."},
 	CodeContextNotFound:             {404, "List the contexts that exist."},
 	CodeNotSupported:                {501, "This sandbox cannot do it."},

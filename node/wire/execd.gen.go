@@ -164,6 +164,53 @@ type UploadMetadata struct {
 	Mode  int     `json:"mode,omitempty"`
 }
 
+type FileContent struct {
+	Path string `json:"path"`
+	// Of the file; of a part that is not the last, how much has arrived with it.
+	Size int64 `json:"size"`
+	// Of the file; of a part that is not the last, of the part. Hexadecimal digits.
+	SHA256 string `json:"sha256"`
+}
+
+type TarResult struct {
+	Path    string `json:"path"`
+	Entries int64  `json:"entries"`
+	// In files.
+	Bytes int64 `json:"bytes"`
+}
+
+type FileEvent struct {
+	// overflow: events were lost, or a directory cannot be watched; look at the tree again.
+	Type FileEventType `json:"type"`
+	Path string        `json:"path"`
+	// move: the new path.
+	To string `json:"to,omitempty"`
+	// file: all that is not a directory.
+	Kind FileEventKind `json:"kind"`
+	// overflow: why.
+	Message string `json:"message,omitempty"`
+}
+
+// FileEventType is one of the constants below.
+type FileEventType string
+
+const (
+	FileEventTypeCreate   FileEventType = "create"
+	FileEventTypeModify   FileEventType = "modify"
+	FileEventTypeDelete   FileEventType = "delete"
+	FileEventTypeMove     FileEventType = "move"
+	FileEventTypeAttrib   FileEventType = "attrib"
+	FileEventTypeOverflow FileEventType = "overflow"
+)
+
+// FileEventKind is one of the constants below.
+type FileEventKind string
+
+const (
+	FileEventKindFile      FileEventKind = "file"
+	FileEventKindDirectory FileEventKind = "directory"
+)
+
 type Metrics struct {
 	CPUCount    float64 `json:"cpu_count"`
 	CPUUsedPct  float64 `json:"cpu_used_pct"`

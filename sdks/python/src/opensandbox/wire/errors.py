@@ -69,6 +69,7 @@ class Code(StrEnum):
     INVALID_FILE_METADATA = "INVALID_FILE_METADATA"
     FILE_NOT_FOUND = "FILE_NOT_FOUND"
     INVALID_RANGE = "INVALID_RANGE"
+    UPLOAD_CONFLICT = "UPLOAD_CONFLICT"
     COMMAND_NOT_FOUND = "COMMAND_NOT_FOUND"
     CONTEXT_NOT_FOUND = "CONTEXT_NOT_FOUND"
     NOT_SUPPORTED = "NOT_SUPPORTED"
@@ -135,6 +136,7 @@ KIND: dict[Code, str] = {
     Code.INVALID_FILE_METADATA: "invalid",
     Code.FILE_NOT_FOUND: "not_found",
     Code.INVALID_RANGE: "invalid",
+    Code.UPLOAD_CONFLICT: "conflict",
     Code.COMMAND_NOT_FOUND: "not_found",
     Code.CONTEXT_NOT_FOUND: "not_found",
     Code.NOT_SUPPORTED: "unsupported",
@@ -200,6 +202,7 @@ STATUS: dict[Code, int] = {
     Code.INVALID_FILE_METADATA: 400,
     Code.FILE_NOT_FOUND: 404,
     Code.INVALID_RANGE: 416,
+    Code.UPLOAD_CONFLICT: 409,
     Code.COMMAND_NOT_FOUND: 404,
     Code.CONTEXT_NOT_FOUND: 404,
     Code.NOT_SUPPORTED: 501,
@@ -265,6 +268,7 @@ HINT: dict[Code, str] = {
     Code.INVALID_FILE_METADATA: "metadata is a JSON object with at least a path.",
     Code.FILE_NOT_FOUND: "Check the path; ~ and $VAR are expanded inside the sandbox.",
     Code.INVALID_RANGE: "Ask for a range inside the file.",
+    Code.UPLOAD_CONFLICT: "Go on at the offset that the Upload-Offset header names.",
     Code.COMMAND_NOT_FOUND: "The id is the text of the init event; records are kept for 24 hours.",
     Code.CONTEXT_NOT_FOUND: "List the contexts that exist.",
     Code.NOT_SUPPORTED: "This sandbox cannot do it.",

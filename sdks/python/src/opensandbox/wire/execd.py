@@ -191,6 +191,67 @@ class UploadMetadata(BaseModel):
     mode: int = 0
 
 
+class FileContent(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    path: str
+    size: int
+    """Of the file; of a part that is not the last, how much has arrived with it."""
+    sha256: str
+    """Of the file; of a part that is not the last, of the part. Hexadecimal digits."""
+
+
+class TarResult(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    path: str
+    entries: int
+    bytes: int
+    """In files."""
+
+
+class FileEventType(StrEnum):
+    """
+    overflow: events were lost, or a directory cannot be watched; look at the tree again.
+    """
+
+    CREATE = "create"
+    MODIFY = "modify"
+    DELETE = "delete"
+    MOVE = "move"
+    ATTRIB = "attrib"
+    OVERFLOW = "overflow"
+
+
+class FileEventKind(StrEnum):
+    """
+    file: all that is not a directory.
+    """
+
+    FILE = "file"
+    DIRECTORY = "directory"
+
+
+class FileEvent(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    type: FileEventType
+    """overflow: events were lost, or a directory cannot be watched; look at the tree again."""
+    path: str
+    to: str | None = None
+    """move: the new path."""
+    kind: FileEventKind
+    """file: all that is not a directory."""
+    message: str | None = None
+    """overflow: why."""
+
+
 class Metrics(BaseModel):
     model_config = ConfigDict(
         populate_by_name=True,
