@@ -68,6 +68,7 @@ class Code(StrEnum):
     INVALID_RANGE = "INVALID_RANGE"
     COMMAND_NOT_FOUND = "COMMAND_NOT_FOUND"
     CONTEXT_NOT_FOUND = "CONTEXT_NOT_FOUND"
+    ALREADY_CONNECTED = "ALREADY_CONNECTED"
     NOT_SUPPORTED = "NOT_SUPPORTED"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     UNKNOWN = "UNKNOWN"
@@ -131,6 +132,7 @@ KIND: dict[Code, str] = {
     Code.INVALID_RANGE: "invalid",
     Code.COMMAND_NOT_FOUND: "not_found",
     Code.CONTEXT_NOT_FOUND: "not_found",
+    Code.ALREADY_CONNECTED: "conflict",
     Code.NOT_SUPPORTED: "unsupported",
     Code.RESOURCE_EXHAUSTED: "exhausted",
     Code.UNKNOWN: "internal",
@@ -193,6 +195,7 @@ STATUS: dict[Code, int] = {
     Code.INVALID_RANGE: 416,
     Code.COMMAND_NOT_FOUND: 404,
     Code.CONTEXT_NOT_FOUND: 404,
+    Code.ALREADY_CONNECTED: 409,
     Code.NOT_SUPPORTED: 501,
     Code.RESOURCE_EXHAUSTED: 429,
     Code.UNKNOWN: 500,
@@ -255,6 +258,7 @@ HINT: dict[Code, str] = {
     Code.INVALID_RANGE: "Ask for a range inside the file.",
     Code.COMMAND_NOT_FOUND: "The id is the text of the init event; records are kept for 24 hours.",
     Code.CONTEXT_NOT_FOUND: "List the contexts that exist.",
+    Code.ALREADY_CONNECTED: "Connect with takeover=1 to take its place, or with viewer=1 to look.",
     Code.NOT_SUPPORTED: "This sandbox cannot do it.",
     Code.RESOURCE_EXHAUSTED: "The sandbox is at one of its limits; end something and try again.",
     Code.UNKNOWN: "Look at the sandbox's log.",
