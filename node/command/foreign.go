@@ -68,6 +68,13 @@ func (r *Runner) Begin(content, cwd string, req *http.Request) (*Foreign, error)
 	return &Foreign{r, c}, nil
 }
 
+// Interruptible says how DELETE /command ends it; stop must not wait.
+func (f *Foreign) Interruptible(stop func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stop = stop
+}
+
 // Write stores output.
 func (f *Foreign) Write(s Stream, data []byte) { f.log.append(s, data) }
 

@@ -87,7 +87,7 @@ type run struct {
 	ended    chan struct{}
 }
 
-// interrupt ends the run for a client that left.
+// interrupt ends the run: its client left, or somebody asked for its end.
 func (r *run) interrupt() { r.once.Do(func() { close(r.cancel) }) }
 
 // prepare makes sure that there is a shell, and gives what a client should know about it.
@@ -189,6 +189,7 @@ func (s *session) begin(f *command.Foreign, cwd string, body *wire.RunInSessionR
 		s.api.Log.Error("handing a command to the shell", "session", s.id, "error", err)
 		s.kill(r.shell)
 	}
+	f.Interruptible(r.interrupt)
 	go s.watch(r)
 	return r
 }
@@ -221,7 +222,7 @@ func (s *session) watch(r *run) {
 	case <-expired:
 		end, lost = s.stop(r, wire.CommandEndReasonTimedOut, "It ran into its time limit.")
 	case <-r.cancel:
-		end, lost = s.stop(r, wire.CommandEndReasonKilled, "Its client left.")
+		end, lost = s.stop(r, wire.CommandEndReasonKilled, "It was interrupted.")
 	case <-s.gone:
 		end = &wire.CommandEnd{Reason: wire.CommandEndReasonKilled, Signal: "SIGKILL", Message: "The session was deleted."}
 		s.kill(r.shell)

@@ -414,6 +414,21 @@ func TestClientLeaves(t *testing.T) {
 	}
 }
 
+func TestInterruptedLikeACommand(t *testing.T) {
+	b := newBench(t)
+	id := b.create("")
+	gate := b.gate("on")
+	res := b.do(t.Context(), "POST", "/session/"+id+"/run", wire.RunInSessionRequest{Command: "kept=1; echo >" + gate + "; sleep 1000"})
+	defer res.Body.Close()
+	b.pass(gate)
+	gone := b.do(t.Context(), "DELETE", "/command?id="+res.Header.Get(commandKey), nil)
+	_ = gone.Body.Close()
+	if o := b.read(id, res.Body); gone.StatusCode != 200 || o.last.End.Reason != wire.CommandEndReasonKilled {
+		t.Errorf("%d %+v", gone.StatusCode, o.last.End)
+	}
+	b.expect(id, "echo $kept", "1", 0)
+}
+
 func TestQueue(t *testing.T) {
 	b := newBench(t)
 	id := b.create("")
