@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -147,4 +148,29 @@ func Read(path string, limit int64) ([]byte, error) {
 		err = ErrTooLarge
 	}
 	return data, err
+}
+
+// MakeDir makes a directory and those above it that do not exist, and opens it.
+func MakeDir(path string) (*os.File, error) {
+	dir, err := OpenDir(path)
+	if !errors.Is(err, unix.ENOENT) {
+		return dir, err
+	}
+	path = filepath.Clean(path)
+	if path == "/" || path == "." {
+		return nil, err
+	}
+	parent, err := MakeDir(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer parent.Close()
+	if err := unix.Mkdirat(int(parent.Fd()), filepath.Base(path), 0o755); err != nil && err != unix.EEXIST {
+		return nil, err
+	}
+	fd, err := Openat(int(parent.Fd()), filepath.Base(path), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), path), nil
 }
