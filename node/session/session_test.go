@@ -145,7 +145,6 @@ func (b *bench) read(id string, body io.Reader) *outcome {
 	o := &outcome{code: -1}
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, 64<<20) // a line of output is one event, however long
-	lines.Buffer(nil, 1<<20)
 	for n := 0; lines.Scan(); {
 		if lines.Text() == "" {
 			continue
