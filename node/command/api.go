@@ -49,10 +49,7 @@ func (r *Runner) serveRun(w http.ResponseWriter, req *http.Request) {
 		reply.Error(w, req, err)
 		return
 	}
-	h := w.Header()
-	h.Set("Content-Type", "text/event-stream")
-	h.Set("Cache-Control", "no-cache")
-	h.Set("X-Accel-Buffering", "no")
+	eventHeaders(w.Header())
 	f := newFramer(w, body.Exact)
 	f.event(wire.ExecutionEventTypeInit, c.rec.ID)
 	if body.Background && c.Pid() != 0 {
@@ -61,6 +58,13 @@ func (r *Runner) serveRun(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	r.stream(http.NewResponseController(w), req, c, f)
+}
+
+// eventHeaders says that events follow, which nobody on the way should hold back.
+func eventHeaders(h http.Header) {
+	h.Set("Content-Type", "text/event-stream")
+	h.Set("Cache-Control", "no-cache")
+	h.Set("X-Accel-Buffering", "no")
 }
 
 // Bounds of what is kept about a caller: both fields are its own words.

@@ -165,21 +165,9 @@ func (r *Runner) environment(request map[string]string) *environment {
 // directory opens the working directory of a request. What is opened is what the process gets: a path could lead
 // elsewhere by then.
 func (r *Runner) directory(req *wire.RunCommandRequest, env *environment) (*os.File, error) {
-	path := req.Cwd
-	if path == "" {
-		path = r.Cwd
-	} else {
-		home, _ := env.lookup("HOME")
-		var err error
-		if path, err = envfile.ExpandPath(path, home, env.lookup); err != nil {
-			return nil, invalid("cwd: %v.", err)
-		}
-		if strings.IndexByte(path, 0) >= 0 {
-			return nil, invalid("cwd holds a NUL byte.")
-		}
-		if !filepath.IsAbs(path) {
-			path = r.Cwd + "/" + path
-		}
+	path, err := r.resolve(req.Cwd, env)
+	if err != nil {
+		return nil, err
 	}
 	dir, err := safefile.OpenDir(path)
 	switch {
@@ -194,6 +182,25 @@ func (r *Runner) directory(req *wire.RunCommandRequest, env *environment) (*os.F
 		return nil, invalid("The working directory cannot be used: %s: %v", path, err)
 	}
 	return dir, nil
+}
+
+// resolve makes a working directory's path absolute.
+func (r *Runner) resolve(path string, env *environment) (string, error) {
+	if path == "" {
+		return r.Cwd, nil
+	}
+	home, _ := env.lookup("HOME")
+	path, err := envfile.ExpandPath(path, home, env.lookup)
+	if err != nil {
+		return "", invalid("cwd: %v.", err)
+	}
+	if strings.IndexByte(path, 0) >= 0 {
+		return "", invalid("cwd holds a NUL byte.")
+	}
+	if !filepath.IsAbs(path) {
+		path = r.Cwd + "/" + path
+	}
+	return path, nil
 }
 
 // find looks a program up as a shell would, in the PATH of the command, not of the daemon. A name with a slash is

@@ -66,6 +66,7 @@ type Command struct {
 	mu    sync.Mutex
 	proc  *spawn.Process // nil until it has started, and when it did not
 	pipes []*pipe
+	stop  func() // ends a foreign one, which has no process
 	rec   Record
 }
 
@@ -408,10 +409,27 @@ func (r *Runner) Interrupt(ctx context.Context, id string) error {
 	if id == EntrypointID {
 		return reply.Errorf(wire.CodeRuntimeError, "The entry point is the sandbox's main process.").WithHint("Delete the sandbox to end it.")
 	}
-	proc := c.process()
-	if c.ended() || proc == nil {
+	c.mu.Lock()
+	proc, stop := c.proc, c.stop
+	c.mu.Unlock()
+	if c.ended() || proc == nil && stop == nil {
 		return reply.Errorf(wire.CodeRuntimeError, "Command %s has already ended.", id).WithHint("Ask for its status to see how.")
 	}
+	if stop != nil {
+		stop()
+	} else {
+		c.terminate(proc)
+	}
+	select {
+	case <-c.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// terminate asks all that came out of a command to leave, and ends those that do not.
+func (c *Command) terminate(proc *spawn.Process) {
 	c.why.CompareAndSwap(int32(nobody), int32(byInterrupt))
 	tree := spawn.NewTree(proc.Pid)
 	defer tree.Close()
@@ -419,12 +437,6 @@ func (r *Runner) Interrupt(ctx context.Context, id string) error {
 	// Whoever was forked while the others were being asked was not asked.
 	if !tree.WaitGone(time.Now().Add(grace)) || tree.Scan() > 0 {
 		tree.Kill()
-	}
-	select {
-	case <-c.done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 

@@ -17,14 +17,14 @@ func TestImports(t *testing.T) {
 		t.Fatal(err)
 	}
 	allowed := []string{
-		"account", "cgroup", "command", "control", "enter", "envfile", "execd", "file", "metric", "portproxy", "reply",
-		"safefile", "seccomp", "spawn", "thread", "wire",
+		"account", "cgroup", "command", "control", "enter", "envfile", "execd", "file", "metric", "portproxy", "pty", "reply",
+		"safefile", "seccomp", "session", "spawn", "thread", "wire",
 	}
 	for path := range strings.FieldsSeq(string(out)) {
 		name, ours := strings.CutPrefix(path, "opensandbox.io/node/")
 		switch {
 		case ours && slices.Contains(allowed, name):
-		case strings.HasPrefix(path, "golang.org/x/sys/"):
+		case strings.HasPrefix(path, "golang.org/x/sys/"), strings.HasPrefix(path, "github.com/coder/websocket"):
 		default:
 			t.Errorf("%s has come in", path)
 		}

@@ -25,7 +25,9 @@ import (
 	"opensandbox.io/node/file"
 	"opensandbox.io/node/metric"
 	"opensandbox.io/node/portproxy"
+	"opensandbox.io/node/pty"
 	"opensandbox.io/node/reply"
+	"opensandbox.io/node/session"
 	"opensandbox.io/node/spawn"
 	"opensandbox.io/node/wire"
 )
@@ -114,6 +116,8 @@ func Prepare(c Config) (*Prepared, error) {
 		return nil, err
 	}
 	d.files = file.New(nil, "/")
+	d.sessions = &session.API{Spawner: d.spawner, Runner: d.runner, Log: c.Log}
+	d.terminals = &pty.API{Spawner: d.spawner, Runner: d.runner, Log: c.Log}
 	d.server = &http.Server{
 		Handler:           d.handler(),
 		ReadHeaderTimeout: 20 * time.Second,
@@ -151,13 +155,15 @@ func (c *Config) notStarted(err error) (End, error) {
 // daemon is a running execd.
 type daemon struct {
 	*Config
-	spawner *spawn.Spawner
-	runner  *command.Runner
-	files   *file.API
-	server  *http.Server
-	ports   *portproxy.Proxy
-	entry   *command.Command // nil without an entry point
-	failed  chan error       // a listener broke
+	spawner   *spawn.Spawner
+	runner    *command.Runner
+	sessions  *session.API
+	terminals *pty.API
+	files     *file.API
+	server    *http.Server
+	ports     *portproxy.Proxy
+	entry     *command.Command // nil without an entry point
+	failed    chan error       // a listener broke
 }
 
 // start runs the entry point and serves.
@@ -235,6 +241,8 @@ func (d *daemon) handler() http.Handler {
 		reply.JSON(w, http.StatusOK, wire.ExecdVersion{Protocol: Protocol, Version: d.Version})
 	})
 	d.runner.Routes(mux)
+	d.sessions.Routes(mux)
+	d.terminals.Routes(mux)
 	d.files.Routes(mux)
 	metric.New(gauge).Routes(mux)
 	return reply.Handle(d.authenticate(route(mux)), d.Log, wire.CodeUnknown)
@@ -337,6 +345,10 @@ func (d *daemon) stop() {
 	defer cancel()
 	if d.Ports != nil {
 		_ = d.Ports.Close()
+	}
+	// First those whose runs the runner records.
+	if err := errors.Join(d.terminals.Close(ctx), d.sessions.Close(ctx)); err != nil {
+		d.Log.Warn("shells are left at the end", "error", err)
 	}
 	if err := d.runner.Close(ctx); err != nil {
 		d.Log.Warn("commands are left at the end", "error", err)

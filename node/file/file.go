@@ -15,6 +15,7 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,13 +32,15 @@ const bodyMax = 16 << 20 // of JSON requests
 
 // API answers for files and directories.
 type API struct {
-	env map[string]string
-	cwd string
+	env  map[string]string
+	cwd  string
+	uid  uint32 // whose the files are that it makes
+	root bool   // it may give files away
 }
 
 // New makes the API. Paths are expanded with env and relative to cwd.
 func New(env []string, cwd string) *API {
-	a := &API{env: map[string]string{}, cwd: cwd}
+	a := &API{env: map[string]string{}, cwd: cwd, uid: uint32(os.Geteuid()), root: os.Geteuid() == 0}
 	for _, pair := range env {
 		name, value, _ := strings.Cut(pair, "=")
 		a.env[name] = value
@@ -49,26 +52,40 @@ func (a *API) lookup(name string) (string, bool) { v, ok := a.env[name]; return 
 
 // Routes adds the file API.
 func (a *API) Routes(mux *http.ServeMux) {
-	for pattern, handle := range map[string]func(http.ResponseWriter, *http.Request) error{
-		"GET /files/info":         a.info,
-		"DELETE /files":           a.remove,
-		"POST /files/permissions": a.permissions,
-		"POST /files/mv":          a.move,
-		"GET /files/search":       a.search,
-		"POST /files/replace":     a.replace,
-		"POST /files/upload":      a.upload,
-		"GET /files/download":     a.download,
-		"GET /directories/list":   a.list,
-		"POST /directories":       a.makeDirectories,
-		"DELETE /directories":     a.removeDirectories,
+	for pattern, handle := range map[string]handler{
+		"GET /files/info":         (*API).info,
+		"DELETE /files":           (*API).remove,
+		"POST /files/permissions": (*API).permissions,
+		"POST /files/mv":          (*API).move,
+		"GET /files/search":       (*API).search,
+		"POST /files/replace":     (*API).replace,
+		"POST /files/upload":      (*API).upload,
+		"GET /files/download":     (*API).download,
+		"PUT /files/content":      (*API).putContent,
+		"HEAD /files/content":     (*API).headContent,
+		"GET /files/tar":          (*API).pack,
+		"POST /files/tar":         (*API).unpack,
+		"GET /files/watch":        (*API).watch,
+		"GET /directories/list":   (*API).list,
+		"POST /directories":       (*API).makeDirectories,
+		"DELETE /directories":     (*API).removeDirectories,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			if err := handle(w, r); err != nil {
+			if err := handle(a, w, r); err != nil {
+				reply.Error(w, r, err)
+			}
+		})
+		method, path, _ := strings.Cut(pattern, " ")
+		mux.HandleFunc(method+" "+identityPrefix+path, func(w http.ResponseWriter, r *http.Request) {
+			if err := a.as(handle, w, r); err != nil {
 				reply.Error(w, r, err)
 			}
 		})
 	}
 }
+
+// handler answers one route. It is given the API because the same route is served under several identities.
+type handler func(*API, http.ResponseWriter, *http.Request) error
 
 // done answers a request that has nothing to say.
 func done(w http.ResponseWriter) error {
@@ -80,6 +97,18 @@ func required(r *http.Request, name string) (string, error) {
 	v := r.URL.Query().Get(name)
 	if v == "" {
 		return "", reply.Errorf(wire.CodeMissingQuery, "The query parameter %s is missing.", name)
+	}
+	return v, nil
+}
+
+func boolean(r *http.Request, name string, usual bool) (bool, error) {
+	text := r.URL.Query().Get(name)
+	if text == "" {
+		return usual, nil
+	}
+	v, err := strconv.ParseBool(text)
+	if err != nil {
+		return false, reply.Errorf(wire.CodeInvalidQuery, "%s must be true or false, not %q.", name, text)
 	}
 	return v, nil
 }
@@ -136,6 +165,16 @@ func missing(err error) bool {
 }
 
 func (a *API) permissions(w http.ResponseWriter, r *http.Request) error {
+	return a.eachPermission(w, r, false, func(p *place, want attributes) error {
+		if !p.exists() {
+			return fs.ErrNotExist
+		}
+		return p.change(want)
+	})
+}
+
+// eachPermission reads a body of paths with attributes and does the same to each, in order.
+func (a *API) eachPermission(w http.ResponseWriter, r *http.Request, parents bool, do func(*place, attributes) error) error {
 	var body map[string]wire.Permission
 	if err := reply.Decode(w, r, &body, bodyMax, wire.CodeInvalidRequestBody); err != nil {
 		return err
@@ -145,15 +184,11 @@ func (a *API) permissions(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		p, err := a.locate(given, false)
+		p, err := a.locate(given, parents)
 		if err != nil {
 			return err
 		}
-		if !p.exists() {
-			err = fs.ErrNotExist
-		} else {
-			err = p.change(want)
-		}
+		err = do(p, want)
 		p.Close()
 		if err != nil {
 			return explain(given, err)
@@ -256,12 +291,12 @@ func (a *API) search(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return explain(given, err)
 	}
-	out := newArray(w)
-	defer out.close()
 	if info.Type != wire.FileInfoTypeDirectory {
+		found := []wire.FileInfo{}
 		if p.match(root.name) {
-			out.add(info)
+			found = append(found, info)
 		}
+		reply.JSON(w, http.StatusOK, found)
 		return nil
 	}
 	dir, err := openDir(root.fd(), root.name)
@@ -269,6 +304,8 @@ func (a *API) search(w http.ResponseWriter, r *http.Request) error {
 		return explain(given, err)
 	}
 	defer dir.Close()
+	out := newArray(w)
+	defer out.close()
 	paths := prefix{root.path}
 	return out.finish(walk(r.Context(), dir, 1, func(at int, name string, level int, isDir bool) (bool, error) {
 		full := paths.at(level, name, isDir)
@@ -307,11 +344,6 @@ func (a *API) list(w http.ResponseWriter, r *http.Request) error {
 	if info.Type != wire.FileInfoTypeDirectory {
 		return reply.Errorf(wire.CodeInvalidFile, "%s is not a directory.", asGiven(given)).WithHint("Links are not followed here; give the directory itself.")
 	}
-	out := newArray(w)
-	defer out.close()
-	if depth == 0 {
-		return nil
-	}
 	dir, err := openDir(root.fd(), root.name)
 	if err != nil {
 		return explain(given, err)
@@ -319,6 +351,11 @@ func (a *API) list(w http.ResponseWriter, r *http.Request) error {
 	defer dir.Close()
 	if err := safefile.CheckNotProc(int(dir.Fd())); err != nil {
 		return explain(given, err)
+	}
+	out := newArray(w)
+	defer out.close()
+	if depth == 0 {
+		return nil
 	}
 	paths := prefix{root.path}
 	return out.finish(walk(r.Context(), dir, 1, func(at int, name string, level int, isDir bool) (bool, error) {
@@ -401,26 +438,7 @@ func (a *array) close() {
 }
 
 func (a *API) makeDirectories(w http.ResponseWriter, r *http.Request) error {
-	var body map[string]wire.Permission
-	if err := reply.Decode(w, r, &body, bodyMax, wire.CodeInvalidRequestBody); err != nil {
-		return err
-	}
-	for _, given := range sortedKeys(body) {
-		want, err := wanted(body[given], wire.CodeInvalidRequestBody)
-		if err != nil {
-			return err
-		}
-		p, err := a.locate(given, true)
-		if err != nil {
-			return err
-		}
-		err = p.makeDirectory(want)
-		p.Close()
-		if err != nil {
-			return explain(given, err)
-		}
-	}
-	return done(w)
+	return a.eachPermission(w, r, true, (*place).makeDirectory)
 }
 
 // makeDirectory makes the directory, with these attributes if it was not there before.
@@ -467,12 +485,9 @@ func (a *API) removeDirectories(w http.ResponseWriter, r *http.Request) error {
 
 // replace exchanges a text for another wherever it occurs in the given files.
 func (a *API) replace(w http.ResponseWriter, r *http.Request) error {
-	verbose := false
-	if text := r.URL.Query().Get("verbose"); text != "" {
-		var err error
-		if verbose, err = strconv.ParseBool(text); err != nil {
-			return reply.Errorf(wire.CodeInvalidQuery, "verbose must be true or false, not %q.", text)
-		}
+	verbose, err := boolean(r, "verbose", false)
+	if err != nil {
+		return err
 	}
 	var body map[string]wire.Replacement
 	if err := reply.Decode(w, r, &body, bodyMax, wire.CodeInvalidRequestBody); err != nil {
@@ -512,7 +527,7 @@ func (a *API) replaceOne(given string, change wire.Replacement) (count int, err 
 		return 0, err
 	}
 	defer in.Close()
-	err = p.write(attributes{mode: -1, uid: -1, gid: -1}, func(out io.Writer) (bool, error) {
+	err = p.write(attributes{mode: -1, uid: -1, gid: -1}, false, func(out io.Writer) (bool, error) {
 		count, err = substitute(out, in, []byte(change.Old), []byte(change.New))
 		return count > 0, err
 	})

@@ -198,8 +198,8 @@ func explain(given string, err error) error {
 		return reply.Errorf(wire.CodeInvalidFile, "%s: the sandbox can only read there.", shown).
 			WithHint("Write to a directory of the sandbox's own, such as /tmp or the working directory.")
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return reply.Errorf(wire.CodeInvalidFile, "%s: the sandbox's root user may not do that: %v.", shown, errnoOf(err)).
-			WithHint("The file or its directory is protected; choose another path.")
+		return reply.Errorf(wire.CodeInvalidFile, "%s: not permitted: %v.", shown, errnoOf(err)).
+			WithHint("The file or its directory is protected from the user who asks; choose another path or another user.")
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return reply.Errorf(wire.CodeResourceExhausted, "%s: no space left in the sandbox.", shown).WithHint("Delete something first.")
 	}

@@ -93,7 +93,7 @@ func (a *API) receive(m wire.UploadMetadata, body io.Reader) error {
 		return err
 	}
 	defer p.Close()
-	err = p.write(want, func(out io.Writer) (bool, error) {
+	err = p.write(want, false, func(out io.Writer) (bool, error) {
 		_, err := io.Copy(out, readFrom{body})
 		return true, err
 	})

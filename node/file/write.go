@@ -10,6 +10,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -25,17 +27,14 @@ type attributes struct {
 }
 
 // write replaces the contents of a file at once: readers see the old or the new, and whoever stops in the middle
-// leaves the old. fill may report that nothing changed, and then nothing does.
-func (p *place) write(want attributes, fill func(io.Writer) (changed bool, err error)) error {
+// leaves the old. fill may report that nothing changed, and then nothing does. With sync it returns when the disk has it.
+func (p *place) write(want attributes, sync bool, fill func(io.Writer) (changed bool, err error)) error {
 	if err := p.follow(); err != nil {
 		return err
 	}
 	old, err := p.existing()
 	if err != nil {
 		return err
-	}
-	if old == nil && p.name == "." {
-		return unix.EISDIR
 	}
 	temp, f, err := p.temporary()
 	if err != nil {
@@ -56,21 +55,66 @@ func (p *place) write(want attributes, fill func(io.Writer) (changed bool, err e
 	if err != nil || !changed {
 		return err
 	}
-	want = want.over(old)
-	// Owner first: changing it clears the set-id bits.
-	if err := unix.Fchown(int(f.Fd()), want.uid, want.gid); err != nil {
-		return err
+	keep, err = p.exchange(f, temp, old, want, sync)
+	return err
+}
+
+// exchange puts a file that is complete, called temp in the same directory, in the place of the old one. It is
+// renamed unless the old one must stay the file it is; then temp is left to the caller.
+func (p *place) exchange(f *os.File, temp string, old *unix.Stat_t, want attributes, sync bool) (renamed bool, err error) {
+	full := want.over(old)
+	err = dress(int(f.Fd()), full)
+	if err == unix.EPERM && old != nil && want.uid < 0 && want.gid < 0 {
+		// Whoever may write the file but does not own it could not give the new one to its owner.
+		return false, p.overwrite(f, full, sync)
 	}
-	if err := unix.Fchmod(int(f.Fd()), uint32(want.mode)); err != nil {
-		return err
+	if err != nil {
+		return false, err
+	}
+	if sync {
+		if err := f.Sync(); err != nil {
+			return false, err
+		}
 	}
 	err = unix.Renameat(p.fd(), temp, p.fd(), p.name)
 	if err == unix.EBUSY || err == unix.EXDEV {
 		// The file is a mount point, like /etc/hosts in many containers: it can be filled but not exchanged.
-		return p.overwrite(f, want)
+		return false, p.overwrite(f, full, sync)
 	}
-	keep = err == nil
-	return err
+	if err != nil || !sync {
+		return err == nil, err
+	}
+	dir, err := openDir(p.fd(), ".") // a name is safe when its directory is
+	if err != nil {
+		return true, err
+	}
+	defer dir.Close()
+	return true, dir.Sync()
+}
+
+// dress gives an open file its owner and mode. What it has already is not set: that may need a right.
+func dress(fd int, want attributes) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if want.uid == int(st.Uid) {
+		want.uid = -1
+	}
+	if want.gid == int(st.Gid) {
+		want.gid = -1
+	}
+	given := want.uid >= 0 || want.gid >= 0
+	if given {
+		// Owner first: changing it clears the set-id bits.
+		if err := unix.Fchown(fd, want.uid, want.gid); err != nil {
+			return err
+		}
+	}
+	if want.mode < 0 || !given && uint32(want.mode) == st.Mode&0o7777 {
+		return nil
+	}
+	return unix.Fchmod(fd, uint32(want.mode))
 }
 
 // over fills in what the old file had, or what a new one gets.
@@ -92,10 +136,14 @@ func (a attributes) over(old *unix.Stat_t) attributes {
 	return a
 }
 
-// existing looks at what would be replaced; nil when there is nothing.
+// existing looks at what would be replaced; nil when there is nothing. What may not be written is not replaced
+// either, though whoever may write the directory could.
 func (p *place) existing() (*unix.Stat_t, error) {
 	fd, err := safefile.Openat(p.fd(), p.name, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
+		if p.name == "." {
+			return nil, unix.EISDIR
+		}
 		return nil, nil
 	}
 	if err != nil {
@@ -106,16 +154,34 @@ func (p *place) existing() (*unix.Stat_t, error) {
 	if err := safefile.CheckRegular(fd, st); err != nil {
 		return nil, err
 	}
-	return st, nil
+	return st, p.checkWritable(fd)
+}
+
+// checkWritable asks with the thread's own rights over files. The library would, where it must guess, ask for others.
+func (p *place) checkWritable(fd int) error {
+	var empty [1]byte
+	_, _, errno := unix.Syscall6(unix.SYS_FACCESSAT2, uintptr(fd), uintptr(unsafe.Pointer(&empty)), unix.W_OK, unix.AT_EACCESS|unix.AT_EMPTY_PATH, 0, 0)
+	switch errno {
+	case 0:
+		return nil
+	case unix.ENOSYS: // before Linux 5.8; not always so, because on an overlay it copies the file
+		f, _, err := safefile.OpenRegular(p.fd(), p.name, unix.O_WRONLY|unix.O_NOFOLLOW)
+		if err == nil {
+			err = f.Close()
+		}
+		if err == unix.ETXTBSY {
+			err = nil
+		}
+		return err
+	}
+	return errno
 }
 
 // temporary makes a file beside the target. The name cannot be guessed, and a file or link that is there already is
 // never used.
 func (p *place) temporary() (string, *os.File, error) {
 	for {
-		var b [8]byte
-		_, _ = rand.Read(b[:]) // never fails
-		name := ".execd-" + hex.EncodeToString(b[:])
+		name := temporaryName()
 		fd, err := safefile.Openat(p.fd(), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
 		if err == unix.EEXIST {
 			continue
@@ -127,8 +193,26 @@ func (p *place) temporary() (string, *os.File, error) {
 	}
 }
 
+const temporaryPrefix = ".execd-"
+
+func temporaryName() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return temporaryPrefix + hex.EncodeToString(b[:])
+}
+
+// isTemporary is true for a name that temporaryName could have made.
+func isTemporary(name string) bool {
+	rest, found := strings.CutPrefix(name, temporaryPrefix)
+	if !found || len(rest) != 16 {
+		return false
+	}
+	_, err := hex.DecodeString(rest)
+	return err == nil
+}
+
 // overwrite fills the file in place from the temporary one.
-func (p *place) overwrite(from *os.File, want attributes) error {
+func (p *place) overwrite(from *os.File, want attributes, sync bool) error {
 	to, _, err := safefile.OpenRegular(p.fd(), p.name, unix.O_WRONLY|unix.O_NOFOLLOW)
 	if err != nil {
 		return err
@@ -143,10 +227,12 @@ func (p *place) overwrite(from *os.File, want attributes) error {
 	if _, err := io.Copy(to, from); err != nil {
 		return err
 	}
-	if err := unix.Fchown(int(to.Fd()), want.uid, want.gid); err != nil {
-		return err
+	if sync {
+		if err := to.Sync(); err != nil {
+			return err
+		}
 	}
-	return unix.Fchmod(int(to.Fd()), uint32(want.mode))
+	return dress(int(to.Fd()), want)
 }
 
 // change sets owner and mode of what a path leads to; -1 leaves them.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,10 +26,18 @@ var (
 
 // Openat opens path below the directory dir (or absolute, or unix.AT_FDCWD) without passing a magic link.
 func Openat(dir int, path string, flags int, mode uint32) (int, error) {
-	how := unix.OpenHow{
-		Flags:   uint64(flags) | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_NO_MAGICLINKS,
-	}
+	return openat(dir, path, flags, mode, unix.RESOLVE_NO_MAGICLINKS)
+}
+
+// OpenBeneath opens path, which cannot lead out of dir: not by .., not by being absolute, not through any link, also
+// while somebody rearranges the tree. The last element may be a link only with O_PATH|O_NOFOLLOW, which opens the
+// link itself.
+func OpenBeneath(dir int, path string, flags int, mode uint32) (int, error) {
+	return openat(dir, path, flags, mode, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_SYMLINKS|unix.RESOLVE_NO_MAGICLINKS)
+}
+
+func openat(dir int, path string, flags int, mode uint32, resolve uint64) (int, error) {
+	how := unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: resolve}
 	if flags&(unix.O_CREAT|unix.O_TMPFILE) != 0 {
 		how.Mode = uint64(mode)
 	}
@@ -37,7 +46,8 @@ func Openat(dir int, path string, flags int, mode uint32) (int, error) {
 	}
 	for {
 		fd, err := unix.Openat2(dir, path, &how)
-		if err == unix.EINTR || err == unix.EAGAIN && flags&unix.O_PATH != 0 {
+		// EAGAIN: a rename elsewhere made the kernel unsure where it is. Of other files it can mean that they would block.
+		if err == unix.EINTR || err == unix.EAGAIN && flags&(unix.O_PATH|unix.O_DIRECTORY) != 0 {
 			continue
 		}
 		return fd, err
@@ -138,4 +148,29 @@ func Read(path string, limit int64) ([]byte, error) {
 		err = ErrTooLarge
 	}
 	return data, err
+}
+
+// MakeDir makes a directory and those above it that do not exist, and opens it.
+func MakeDir(path string) (*os.File, error) {
+	dir, err := OpenDir(path)
+	if !errors.Is(err, unix.ENOENT) {
+		return dir, err
+	}
+	path = filepath.Clean(path)
+	if path == "/" || path == "." {
+		return nil, err
+	}
+	parent, err := MakeDir(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer parent.Close()
+	if err := unix.Mkdirat(int(parent.Fd()), filepath.Base(path), 0o755); err != nil && err != unix.EEXIST {
+		return nil, err
+	}
+	fd, err := Openat(int(parent.Fd()), filepath.Base(path), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), path), nil
 }

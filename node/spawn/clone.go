@@ -32,7 +32,8 @@ type cloneArgs struct {
 type plan struct {
 	path       *byte
 	argv, envv []*byte
-	files      [3]int
+	files      []uintptr
+	terminal   bool
 	dir        int // -1: none
 	credential *syscall.Credential
 	groups     *uint32
@@ -57,7 +58,7 @@ func (s *Spawner) cloneExec(spec *Spec) (pid int, err error) {
 	if p.envv, err = pointers(spec.Env); err != nil {
 		return 0, err
 	}
-	p.files = [3]int{int(s.fd(spec.Stdin)), int(s.fd(spec.Stdout)), int(s.fd(spec.Stderr))}
+	p.files, p.terminal = s.files(spec), spec.Terminal
 	if spec.Dir != nil {
 		p.dir = int(spec.Dir.Fd())
 	}
@@ -179,16 +180,21 @@ func becomeProgram(p *plan) syscall.Errno {
 			return errno
 		}
 	}
-	// Out of the way first: a source may itself be one of 0, 1, 2.
+	// Out of the way first: a source may itself be one of the targets.
 	for i := range p.files {
-		fd, _, errno := syscall.RawSyscall(unix.SYS_FCNTL, uintptr(p.files[i]), unix.F_DUPFD_CLOEXEC, 16)
+		fd, _, errno := syscall.RawSyscall(unix.SYS_FCNTL, p.files[i], unix.F_DUPFD_CLOEXEC, 64)
 		if errno != 0 {
 			return errno
 		}
-		p.files[i] = int(fd)
+		p.files[i] = fd
 	}
 	for i := range p.files {
-		if _, _, errno := syscall.RawSyscall(unix.SYS_DUP3, uintptr(p.files[i]), uintptr(i), 0); errno != 0 {
+		if _, _, errno := syscall.RawSyscall(unix.SYS_DUP3, p.files[i], uintptr(i), 0); errno != 0 {
+			return errno
+		}
+	}
+	if p.terminal {
+		if _, _, errno := syscall.RawSyscall(unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0); errno != 0 {
 			return errno
 		}
 	}

@@ -46,6 +46,10 @@ type Spec struct {
 	Dir *os.File
 
 	Stdin, Stdout, Stderr *os.File // nil: /dev/null
+	// Extra are the descriptors 3 and up.
+	Extra []*os.File
+	// Terminal makes Stdin, which must be a terminal, the controlling one.
+	Terminal bool
 
 	// Credential changes the user; nil keeps the daemon's.
 	Credential *syscall.Credential
@@ -190,10 +194,11 @@ func (s *Spawner) forkExec(spec *Spec) (int, error) {
 	}
 	attr := &syscall.ProcAttr{
 		Env:   spec.Env,
-		Files: []uintptr{s.fd(spec.Stdin), s.fd(spec.Stdout), s.fd(spec.Stderr)},
+		Files: s.files(spec),
 		Sys: &syscall.SysProcAttr{
 			// An own session is an own process group too, and takes the controlling terminal away.
 			Setsid:     true,
+			Setctty:    spec.Terminal, // Ctty is 0: the standard input
 			Credential: spec.Credential,
 		},
 	}
@@ -207,6 +212,15 @@ func (s *Spawner) forkExec(spec *Spec) (int, error) {
 	pid, err := syscall.ForkExec(spec.Path, spec.Args, attr)
 	runtime.KeepAlive(spec)
 	return pid, err
+}
+
+// files are the descriptors of a child, in their order.
+func (s *Spawner) files(spec *Spec) []uintptr {
+	files := []uintptr{s.fd(spec.Stdin), s.fd(spec.Stdout), s.fd(spec.Stderr)}
+	for _, f := range spec.Extra {
+		files = append(files, s.fd(f))
+	}
+	return files
 }
 
 func (s *Spawner) fd(f *os.File) uintptr {

@@ -102,19 +102,7 @@ func (t *Tree) Terminate() {
 // Kill ends every member. It stops all of them before it kills the first, so that one that forks as fast as it can
 // does not outrun the scan, and the leader last, so that whoever waits for its end finds the others gone.
 func (t *Tree) Kill() {
-	// A fork that was under way when the stop arrived may appear behind the back of the scan that follows: only two
-	// quiet scans in a row are quiet. The bound is for the case that something keeps slipping in.
-	for round, quiet := 0, 0; round < 64 && quiet < 2; round++ {
-		if t.Scan() == 0 {
-			quiet++
-		} else {
-			quiet = 0
-		}
-		if t.grouped {
-			_ = unix.Kill(-t.leader, unix.SIGSTOP) // all at once: faster than any fork
-		}
-		t.signal(unix.SIGSTOP)
-	}
+	t.stop()
 	leader, found := t.members[t.leader]
 	delete(t.members, t.leader)
 	// Those in the middle of a disk access take a moment; it is not worth more than that.
@@ -141,6 +129,83 @@ func (t *Tree) Kill() {
 		t.signal(unix.SIGKILL)
 	}
 }
+
+// stop stops every member, until no new one appears.
+func (t *Tree) stop() {
+	// A fork that was under way when the stop arrived may appear behind the back of the scan that follows: only two
+	// quiet scans in a row are quiet. The bound is for the case that something keeps slipping in.
+	for round, quiet := 0, 0; round < 64 && quiet < 2; round++ {
+		if t.Scan() == 0 {
+			quiet++
+		} else {
+			quiet = 0
+		}
+		if t.grouped {
+			_ = unix.Kill(-t.leader, unix.SIGSTOP) // all at once: faster than any fork
+		}
+		t.signal(unix.SIGSTOP)
+	}
+}
+
+// KillSince ends the members that came after a moment and leaves the leader and what is older alone, with all that
+// came out of the older ones since.
+func (t *Tree) KillSince(m Moment) {
+	t.stop()
+	table := processes()
+	young := func(pid int) bool {
+		for range len(table) {
+			p, ok := table[pid]
+			switch {
+			case !ok || pid == t.leader || t.members[pid].start != p.start:
+				return true // nobody older on the way up
+			case p.start < m.ticks || m.children[pid]:
+				return false
+			}
+			pid = p.parent
+		}
+		return true
+	}
+	spared := map[int]member{}
+	for pid, m := range t.members {
+		if pid == t.leader || !young(pid) {
+			spared[pid] = m
+			delete(t.members, pid)
+		}
+	}
+	t.signal(unix.SIGKILL)
+	t.WaitGone(time.Now().Add(time.Second))
+	for pid, m := range spared {
+		t.members[pid] = m
+	}
+	t.signal(unix.SIGCONT)
+}
+
+// Moment divides the processes of a tree into older and younger ones.
+type Moment struct {
+	ticks    uint64       // as the kernel counts the start of a process, which is coarse
+	children map[int]bool // of the leader, at that time
+}
+
+// Now is this moment for the tree of a leader.
+func Now(leader int) Moment {
+	m := Moment{children: map[int]bool{}}
+	pid := strconv.Itoa(leader)
+	// Where the kernel does not have it, what began in the same hundredth of a second counts as younger.
+	list, _ := os.ReadFile("/proc/" + pid + "/task/" + pid + "/children")
+	for field := range bytes.FieldsSeq(list) {
+		if child, err := strconv.Atoi(string(field)); err == nil {
+			m.children[child] = true
+		}
+	}
+	var now unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) == nil {
+		m.ticks = uint64(now.Nano()) / (uint64(time.Second) / userHZ)
+	}
+	return m
+}
+
+// userHZ is the unit of times in /proc, the same on every machine Linux has a Go for.
+const userHZ = 100
 
 func (t *Tree) signal(sig unix.Signal) {
 	for pid, m := range t.members {

@@ -17,22 +17,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const key = "TESTCAGE_DIR"
+const (
+	key    = "TESTCAGE_DIR"
+	locked = "TESTCAGE_LOCKED"
+)
 
 // Main runs the tests, by calling run, in a mount namespace in which everything is read-only but a temporary
-// directory. Without root there is no such namespace, and file permissions are the cage. Fuzzing needs its cache and
-// is not caged: fuzz only what touches no files.
+// directory and, for fuzzing, its cache and the package's testdata. Without root there is no such namespace, and file
+// permissions are the cage.
 func Main(m *testing.M, run func(*testing.M)) {
 	flag.Parse()
 	if dir := os.Getenv(key); dir != "" {
-		if err := lock(dir); err != nil {
-			fmt.Fprintln(os.Stderr, "testcage:", err)
-			os.Exit(1)
+		// What it starts in turn, as fuzzing does, is inside already.
+		if os.Getenv(locked) == "" {
+			if err := lock(dir); err != nil {
+				fmt.Fprintln(os.Stderr, "testcage:", err)
+				os.Exit(1)
+			}
+			_ = os.Setenv(locked, "1")
 		}
 		run(m)
 		return
 	}
-	if fuzz := flag.Lookup("test.fuzz"); os.Getuid() != 0 || fuzz != nil && fuzz.Value.String() != "" {
+	if os.Getuid() != 0 {
 		run(m)
 		return
 	}
@@ -78,9 +85,20 @@ func inside() int {
 
 // lock makes everything read-only but dir, which becomes a file system of its own.
 func lock(dir string) error {
+	open := fuzzDirs()
+	for _, path := range open {
+		if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY, Propagation: unix.MS_PRIVATE}
 	if err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &attr); err != nil {
 		return fmt.Errorf("making the machine read-only: %w", err)
+	}
+	for _, path := range open {
+		if err := unix.MountSetattr(unix.AT_FDCWD, path, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
 	}
 	if err := unix.Mount("cage", dir, "tmpfs", 0, "mode=755"); err != nil {
 		return fmt.Errorf("temporary directory: %w", err)
@@ -94,4 +112,18 @@ func lock(dir string) error {
 		}
 	}
 	return nil
+}
+
+// fuzzDirs are those that fuzzing writes: what it found interesting, and what it found wrong.
+func fuzzDirs() []string {
+	if fuzz := flag.Lookup("test.fuzz"); fuzz == nil || fuzz.Value.String() == "" {
+		return nil
+	}
+	var dirs []string
+	for _, path := range []string{flag.Lookup("test.fuzzcachedir").Value.String(), "testdata"} {
+		if info, err := os.Stat(path); path != "" && err == nil && info.IsDir() {
+			dirs = append(dirs, path)
+		}
+	}
+	return dirs
 }

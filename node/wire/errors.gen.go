@@ -65,8 +65,10 @@ const (
 	CodeInvalidFileMetadata         Code = "INVALID_FILE_METADATA"
 	CodeFileNotFound                Code = "FILE_NOT_FOUND"
 	CodeInvalidRange                Code = "INVALID_RANGE"
+	CodeUploadConflict              Code = "UPLOAD_CONFLICT"
 	CodeCommandNotFound             Code = "COMMAND_NOT_FOUND"
 	CodeContextNotFound             Code = "CONTEXT_NOT_FOUND"
+	CodeAlreadyConnected            Code = "ALREADY_CONNECTED"
 	CodeNotSupported                Code = "NOT_SUPPORTED"
 	CodeResourceExhausted           Code = "RESOURCE_EXHAUSTED"
 	CodeUnknown                     Code = "UNKNOWN"
@@ -145,8 +147,10 @@ var codes = map[Code]struct {
 	CodeInvalidFileMetadata:         {400, "metadata is a JSON object with at least a path."},
 	CodeFileNotFound:                {404, "Check the path; ~ and $VAR are expanded inside the sandbox."},
 	CodeInvalidRange:                {416, "Ask for a range inside the file."},
+	CodeUploadConflict:              {409, "Go on at the offset that the Upload-Offset header names."},
 	CodeCommandNotFound:             {404, "The id is the text of the init event; records are kept for 24 hours."},
 	CodeContextNotFound:             {404, "List the contexts that exist."},
+	CodeAlreadyConnected:            {409, "Connect with takeover=1 to take its place, or with viewer=1 to look."},
 	CodeNotSupported:                {501, "This sandbox cannot do it."},
 	CodeResourceExhausted:           {429, "The sandbox is at one of its limits; end something and try again."},
 	CodeUnknown:                     {500, "Look at the sandbox's log."},

@@ -32,6 +32,73 @@ type RunCommandRequest struct {
 	Exact bool `json:"exact,omitempty"`
 }
 
+type CreateSessionRequest struct {
+	// Made where it does not exist.
+	Cwd string `json:"cwd,omitempty"`
+}
+
+type SessionCreated struct {
+	SessionID string `json:"session_id"`
+}
+
+type RunInSessionRequest struct {
+	Command string `json:"command"`
+	// Where to run it; the session stays there.
+	Cwd string `json:"cwd,omitempty"`
+	// Milliseconds; 0 or absent: none.
+	Timeout *int64 `json:"timeout,omitempty"`
+	// Errors come as stderr events; otherwise both streams come as stdout, in their order.
+	Separate bool `json:"separate,omitempty"`
+}
+
+type SessionInfo struct {
+	SessionID string    `json:"session_id"`
+	Cwd       string    `json:"cwd"`
+	CreatedAt time.Time `json:"created_at"`
+	// A run is on.
+	Running bool `json:"running"`
+}
+
+type SessionList struct {
+	Items []SessionInfo `json:"items"`
+}
+
+// At most one of command (run by bash) and argv; neither: an interactive bash.
+type CreatePtyRequest struct {
+	Cwd     string            `json:"cwd,omitempty"`
+	Command string            `json:"command,omitempty"`
+	Argv    []string          `json:"argv,omitempty"`
+	Envs    map[string]string `json:"envs,omitempty"`
+	Term    string            `json:"term,omitempty"`
+	Cols    int               `json:"cols,omitempty"`
+	Rows    int               `json:"rows,omitempty"`
+}
+
+type Pty struct {
+	SessionID string `json:"session_id"`
+	Running   bool   `json:"running"`
+	// Bytes of output so far.
+	OutputOffset int64 `json:"output_offset"`
+	// Of the program that ran last; -1 when a signal ended it.
+	ExitCode *int    `json:"exit_code,omitempty"`
+	Mode     PtyMode `json:"mode,omitempty"`
+	// Somebody who may type is connected.
+	Connected *bool `json:"connected,omitempty"`
+	Viewers   *int  `json:"viewers,omitempty"`
+}
+
+// PtyMode is one of the constants below.
+type PtyMode string
+
+const (
+	PtyModePty  PtyMode = "pty"
+	PtyModePipe PtyMode = "pipe"
+)
+
+type PtyList struct {
+	Items []Pty `json:"items"`
+}
+
 type ExecutionEvent struct {
 	Type ExecutionEventType `json:"type"`
 	// init: the execution's id. stdout, stderr: see the framing note below.
@@ -163,6 +230,53 @@ type UploadMetadata struct {
 	Group *string `json:"group"`
 	Mode  int     `json:"mode,omitempty"`
 }
+
+type FileContent struct {
+	Path string `json:"path"`
+	// Of the file; of a part that is not the last, how much has arrived with it.
+	Size int64 `json:"size"`
+	// Of the file; of a part that is not the last, of the part. Hexadecimal digits.
+	SHA256 string `json:"sha256"`
+}
+
+type TarResult struct {
+	Path    string `json:"path"`
+	Entries int64  `json:"entries"`
+	// In files.
+	Bytes int64 `json:"bytes"`
+}
+
+type FileEvent struct {
+	// overflow: events were lost, or a directory cannot be watched; look at the tree again.
+	Type FileEventType `json:"type"`
+	Path string        `json:"path"`
+	// move: the new path.
+	To string `json:"to,omitempty"`
+	// file: all that is not a directory.
+	Kind FileEventKind `json:"kind"`
+	// overflow: why.
+	Message string `json:"message,omitempty"`
+}
+
+// FileEventType is one of the constants below.
+type FileEventType string
+
+const (
+	FileEventTypeCreate   FileEventType = "create"
+	FileEventTypeModify   FileEventType = "modify"
+	FileEventTypeDelete   FileEventType = "delete"
+	FileEventTypeMove     FileEventType = "move"
+	FileEventTypeAttrib   FileEventType = "attrib"
+	FileEventTypeOverflow FileEventType = "overflow"
+)
+
+// FileEventKind is one of the constants below.
+type FileEventKind string
+
+const (
+	FileEventKindFile      FileEventKind = "file"
+	FileEventKindDirectory FileEventKind = "directory"
+)
 
 type Metrics struct {
 	CPUCount    float64 `json:"cpu_count"`

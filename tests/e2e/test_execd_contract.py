@@ -39,12 +39,13 @@ TOKEN = "X-EXECD-ACCESS-TOKEN"
 LIMIT = 200
 """Milliseconds that a made-up command may take."""
 
-schema = schemathesis.openapi.from_dict(SPEC)
+# A watch ends with its client only; the tests of node/file are about it.
+schema = schemathesis.openapi.from_dict(SPEC).exclude(path="/files/watch")
 
 
 def errors_are_of_the_contract(_: Any, response: Any, case: Any) -> None:
     """Known code, its own status, and no fault of execd's; what the kernel refuses is published as a 500."""
-    if response.status_code < 400:
+    if response.status_code < 400 or case.method == "HEAD":
         return
     body = response.json()
     code = Code(body["code"])
@@ -107,6 +108,9 @@ class Target:
             wanted = case.body.get("timeout", 0)
             if wanted == 0 or (type(wanted) is int and wanted > LIMIT):
                 case.body = {**case.body, "timeout": LIMIT}
+        if case.operation.path == "/files/tar" and "path" in (case.query or {}):
+            # Made up it might be "/", which is all of the machine.
+            case.query = {**case.query, "path": PATHS[turn % 4]}
         if turn % 3 == 0:
             return
         # A made-up token only shows again and again that it is refused.
@@ -116,7 +120,7 @@ class Target:
         if "id" in (case.path_parameters or {}):
             case.path_parameters = {"id": self._running if turn % 2 else self._ended}
         query = dict(case.query or {})
-        if isinstance(query.get("path"), str):
+        if isinstance(query.get("path"), str) and case.operation.path != "/files/tar":
             query["path"] = PATHS[turn % len(PATHS)]
         elif isinstance(query.get("path"), list):
             query["path"] = [PATHS[(turn + index) % len(PATHS)] for index in range(len(query["path"]))]

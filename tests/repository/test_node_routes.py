@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-METHODS = ("get", "post", "put", "patch", "delete")
+METHODS = ("get", "head", "post", "put", "patch", "delete")
 # A pattern is a text of this form and can be nothing else; the mux itself does not tell its patterns.
 PATTERN = re.compile(r'"((?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|CONNECT) /[^"\s]*)"')
 PROGRAMS = {"execd": ("execd", "command", "file", "metric"), "sandboxd": ("sandboxd",)}
@@ -46,3 +46,12 @@ def test_no_other_package_adds_routes() -> None:
         if not source.name.endswith("_test.go") and re.search(r"\.HandleFunc\(|\*http\.ServeMux", source.read_text())
     }
     assert registering == {package for packages in PROGRAMS.values() for package in packages}
+
+
+def test_files_are_served_under_other_identities_too() -> None:
+    """The prefix is put before each pattern of the package by its one loop, which its own tests walk."""
+    prefix = yaml.safe_load((ROOT / "spec" / "execd.yaml").read_text())["x-identity-prefix"]
+    assert f'identityPrefix = "{prefix}"' in (ROOT / "node" / "file" / "identity.go").read_text()
+    of_files = {route for route in promised("execd") if re.match(r"[A-Z]+ /(files|directories)", route)}
+    registered = set(PATTERN.findall((ROOT / "node" / "file" / "file.go").read_text()))
+    assert registered == of_files

@@ -388,7 +388,8 @@ def test_execd_answers_only_to_its_own_token(scene: Scene, operation: Operation)
             ),
             scene.ask(operation.method, f"/v1/sandboxes/{scene.alive.id}/proxy/44772{path}", RED, **headers),
         ):
-            assert (answer.status, code_of(answer)) == (401, "UNAUTHORIZED"), (token, answer)
+            assert answer.status == 401, (token, answer)
+            assert operation.method == "HEAD" or code_of(answer) == "UNAUTHORIZED", (token, answer)
 
 
 @pytest.mark.parametrize("path", sorted({one.path for one in EXECD}))

@@ -69,8 +69,10 @@ class Code(StrEnum):
     INVALID_FILE_METADATA = "INVALID_FILE_METADATA"
     FILE_NOT_FOUND = "FILE_NOT_FOUND"
     INVALID_RANGE = "INVALID_RANGE"
+    UPLOAD_CONFLICT = "UPLOAD_CONFLICT"
     COMMAND_NOT_FOUND = "COMMAND_NOT_FOUND"
     CONTEXT_NOT_FOUND = "CONTEXT_NOT_FOUND"
+    ALREADY_CONNECTED = "ALREADY_CONNECTED"
     NOT_SUPPORTED = "NOT_SUPPORTED"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     UNKNOWN = "UNKNOWN"
@@ -135,8 +137,10 @@ KIND: dict[Code, str] = {
     Code.INVALID_FILE_METADATA: "invalid",
     Code.FILE_NOT_FOUND: "not_found",
     Code.INVALID_RANGE: "invalid",
+    Code.UPLOAD_CONFLICT: "conflict",
     Code.COMMAND_NOT_FOUND: "not_found",
     Code.CONTEXT_NOT_FOUND: "not_found",
+    Code.ALREADY_CONNECTED: "conflict",
     Code.NOT_SUPPORTED: "unsupported",
     Code.RESOURCE_EXHAUSTED: "exhausted",
     Code.UNKNOWN: "internal",
@@ -200,8 +204,10 @@ STATUS: dict[Code, int] = {
     Code.INVALID_FILE_METADATA: 400,
     Code.FILE_NOT_FOUND: 404,
     Code.INVALID_RANGE: 416,
+    Code.UPLOAD_CONFLICT: 409,
     Code.COMMAND_NOT_FOUND: 404,
     Code.CONTEXT_NOT_FOUND: 404,
+    Code.ALREADY_CONNECTED: 409,
     Code.NOT_SUPPORTED: 501,
     Code.RESOURCE_EXHAUSTED: 429,
     Code.UNKNOWN: 500,
@@ -265,8 +271,10 @@ HINT: dict[Code, str] = {
     Code.INVALID_FILE_METADATA: "metadata is a JSON object with at least a path.",
     Code.FILE_NOT_FOUND: "Check the path; ~ and $VAR are expanded inside the sandbox.",
     Code.INVALID_RANGE: "Ask for a range inside the file.",
+    Code.UPLOAD_CONFLICT: "Go on at the offset that the Upload-Offset header names.",
     Code.COMMAND_NOT_FOUND: "The id is the text of the init event; records are kept for 24 hours.",
     Code.CONTEXT_NOT_FOUND: "List the contexts that exist.",
+    Code.ALREADY_CONNECTED: "Connect with takeover=1 to take its place, or with viewer=1 to look.",
     Code.NOT_SUPPORTED: "This sandbox cannot do it.",
     Code.RESOURCE_EXHAUSTED: "The sandbox is at one of its limits; end something and try again.",
     Code.UNKNOWN: "Look at the sandbox's log.",

@@ -48,6 +48,103 @@ class RunCommandRequest(BaseModel):
     """Output comes as it is written, byte for byte, in data instead of text."""
 
 
+class CreateSessionRequest(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    cwd: str | None = None
+    """Made where it does not exist."""
+
+
+class SessionCreated(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    session_id: str
+
+
+class RunInSessionRequest(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    command: str
+    cwd: str | None = None
+    """Where to run it; the session stays there."""
+    timeout: Annotated[int | None, Field(ge=0)] = None
+    """Milliseconds; 0 or absent: none."""
+    separate: bool = False
+    """Errors come as stderr events; otherwise both streams come as stdout, in their order."""
+
+
+class SessionInfo(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    session_id: str
+    cwd: str
+    created_at: AwareDatetime
+    running: bool
+    """A run is on."""
+
+
+class SessionList(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    items: list[SessionInfo]
+
+
+class CreatePtyRequest(BaseModel):
+    """At most one of command (run by bash) and argv; neither: an interactive bash."""
+
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    cwd: str | None = None
+    command: str | None = None
+    argv: Annotated[list[str] | None, Field(min_length=1)] = None
+    envs: dict[str, str] | None = None
+    term: str = "xterm-256color"
+    cols: Annotated[int, Field(ge=1, le=65535)] = 80
+    rows: Annotated[int, Field(ge=1, le=65535)] = 24
+
+
+class PtyMode(StrEnum):
+    PTY = "pty"
+    PIPE = "pipe"
+
+
+class Pty(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    session_id: str
+    running: bool
+    output_offset: int
+    """Bytes of output so far."""
+    exit_code: int | None = None
+    """Of the program that ran last; -1 when a signal ended it."""
+    mode: PtyMode | None = None
+    connected: bool | None = None
+    """Somebody who may type is connected."""
+    viewers: int | None = None
+
+
+class PtyList(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    items: list[Pty]
+
+
 class ExecutionEventType(StrEnum):
     INIT = "init"
     STATUS = "status"
@@ -189,6 +286,67 @@ class UploadMetadata(BaseModel):
     owner: str | None = None
     group: str | None = None
     mode: int = 0
+
+
+class FileContent(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    path: str
+    size: int
+    """Of the file; of a part that is not the last, how much has arrived with it."""
+    sha256: str
+    """Of the file; of a part that is not the last, of the part. Hexadecimal digits."""
+
+
+class TarResult(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    path: str
+    entries: int
+    bytes: int
+    """In files."""
+
+
+class FileEventType(StrEnum):
+    """
+    overflow: events were lost, or a directory cannot be watched; look at the tree again.
+    """
+
+    CREATE = "create"
+    MODIFY = "modify"
+    DELETE = "delete"
+    MOVE = "move"
+    ATTRIB = "attrib"
+    OVERFLOW = "overflow"
+
+
+class FileEventKind(StrEnum):
+    """
+    file: all that is not a directory.
+    """
+
+    FILE = "file"
+    DIRECTORY = "directory"
+
+
+class FileEvent(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    type: FileEventType
+    """overflow: events were lost, or a directory cannot be watched; look at the tree again."""
+    path: str
+    to: str | None = None
+    """move: the new path."""
+    kind: FileEventKind
+    """file: all that is not a directory."""
+    message: str | None = None
+    """overflow: why."""
 
 
 class Metrics(BaseModel):

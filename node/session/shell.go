@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package session
+
+import (
+	"bufio"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"opensandbox.io/node/command"
+	"opensandbox.io/node/spawn"
+)
+
+// shell is one running shell. A session has one after the other when it must.
+type shell struct {
+	proc    *spawn.Process
+	dialect *dialect
+	trigger *os.File // tells the shell that there is a command
+	text    *os.File // the command; in memory, shared with the shell
+	status  *os.File // tells us its end
+	pumps   []*command.Pump
+
+	mu      sync.Mutex
+	nonce   string   // of the run that is on
+	answers chan int // its exit status
+
+	readers sync.WaitGroup
+}
+
+// start runs a shell. Output goes to sink, in order.
+func start(spawner *spawn.Spawner, p *command.Program, d *dialect, sink func(command.Stream, []byte)) (*shell, error) {
+	s := &shell{dialect: d}
+	var theirs []*os.File
+	defer func() {
+		for _, f := range theirs {
+			_ = f.Close()
+		}
+	}()
+	outcome := func() (err error) {
+		pipe := func(reading bool) (ours, their *os.File) {
+			if err == nil {
+				ours, their, err = command.NewPipe(reading)
+				theirs = append(theirs, their)
+			}
+			return ours, their
+		}
+		trigger, a := pipe(false)
+		status, b := pipe(true)
+		out, c := pipe(true)
+		problems, e := pipe(true)
+		s.trigger, s.status = trigger, status
+		for stream, f := range []*os.File{out, problems} {
+			if f != nil {
+				s.pumps = append(s.pumps, &command.Pump{File: f, Stream: command.Stream(stream), Sink: sink})
+			}
+		}
+		if err != nil {
+			return err
+		}
+		fd, err := unix.MemfdCreate("command", unix.MFD_CLOEXEC)
+		if err != nil {
+			return err
+		}
+		s.text = os.NewFile(uintptr(fd), "command")
+		spec := p.Spec
+		spec.Stdout, spec.Stderr, spec.Extra = c, c, []*os.File{a, s.text, b, e}
+		s.proc, err = spawner.Start(spec)
+		return err
+	}()
+	if outcome != nil {
+		s.close()
+		return nil, outcome
+	}
+	s.readers.Add(1 + len(s.pumps))
+	go s.listen()
+	for _, p := range s.pumps {
+		go func() {
+			defer s.readers.Done()
+			p.Run()
+		}()
+	}
+	return s, nil
+}
+
+// close gives everything back, when the shell has ended or never began.
+func (s *shell) close() {
+	for _, f := range []*os.File{s.trigger, s.status, s.text} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+	for _, p := range s.pumps {
+		_ = p.File.Close()
+	}
+	s.readers.Wait()
+}
+
+// send hands the shell a command; the channel gets its exit status.
+func (s *shell) send(cwd, text string, separate bool) (<-chan int, error) {
+	var random [16]byte
+	_, _ = rand.Read(random[:]) // never fails
+	nonce := hex.EncodeToString(random[:])
+	answers := make(chan int, 1)
+	s.mu.Lock()
+	s.nonce, s.answers = nonce, answers
+	s.mu.Unlock()
+	if err := s.text.Truncate(0); err != nil {
+		return nil, err
+	}
+	if _, err := s.text.WriteAt([]byte(s.dialect.file(cwd, text)), 0); err != nil {
+		return nil, err
+	}
+	// The position belongs to the shell as well.
+	if _, err := s.text.Seek(0, 0); err != nil {
+		return nil, err
+	}
+	mode := "merged"
+	if separate {
+		mode = "separate"
+	}
+	// Shorter than a pipe, and the shell has read all that was sent before: unless somebody else fills it.
+	_ = s.trigger.SetWriteDeadline(time.Now().Add(time.Second))
+	if _, err := s.trigger.WriteString(mode + " " + strings.Replace(s.dialect.line, "NONCE", nonce, 1) + "\n"); err != nil && !errors.Is(err, syscall.EPIPE) {
+		return nil, err // without a reader the shell has ended, which is seen elsewhere
+	}
+	return answers, nil
+}
+
+// forget drops the text of a command that has been read.
+func (s *shell) forget() { _ = s.text.Truncate(0) }
+
+// listen reads the ends of runs. Whoever has found the descriptor may write anything: what does not bear the nonce of
+// the run that is on counts for nothing, and its length does not matter.
+func (s *shell) listen() {
+	defer s.readers.Done()
+	in := bufio.NewReaderSize(s.status, 256)
+	whole := true // the last line was read to its end
+	for {
+		line, err := in.ReadSlice('\n')
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return
+		}
+		first := whole
+		whole = err == nil
+		if !first || !whole {
+			continue
+		}
+		nonce, text, _ := strings.Cut(strings.TrimSuffix(string(line), "\n"), " ")
+		code, err := strconv.Atoi(text)
+		s.mu.Lock()
+		if err == nil && s.nonce != "" && nonce == s.nonce {
+			s.nonce = ""
+			s.answers <- code & 0xff
+		}
+		s.mu.Unlock()
+	}
+}
+
+// drain moves what has been written so far to the sink.
+func (s *shell) drain() {
+	for _, p := range s.pumps {
+		p.Drain()
+	}
+}
