@@ -30,6 +30,11 @@ type RunCommandRequest struct {
 	Envs    map[string]string `json:"envs,omitempty"`
 	// Output comes as it is written, byte for byte, in data instead of text.
 	Exact bool `json:"exact,omitempty"`
+	// Its input stays open for POST /command/{id}/stdin; otherwise it reads /dev/null.
+	Stdin bool `json:"stdin,omitempty"`
+	// One pipe for both streams, so that their order is exact and all of it is stdout. Absent: true in the
+	// background, false otherwise.
+	Merge *bool `json:"merge,omitempty"`
 }
 
 type CreateSessionRequest struct {
@@ -105,6 +110,9 @@ type ExecutionEvent struct {
 	Text string `json:"text,omitempty"`
 	// stdout, stderr of an exact request: the bytes, in base64.
 	Data string `json:"data,omitempty"`
+	// stdout, stderr of a command: the byte of its output behind what this event conveys; attach there to go on.
+	// Also in the last event.
+	Offset *int64 `json:"offset,omitempty"`
 	// init: texts are framed as the note below says. Without it, each text is a line.
 	Framing ExecutionEventFraming `json:"framing,omitempty"`
 	// Milliseconds since 1970.
@@ -154,6 +162,10 @@ type CommandEnd struct {
 	Message  string           `json:"message,omitempty"`
 	// The output went over the spool's limit and its beginning is lost.
 	OutputTruncated *bool `json:"output_truncated,omitempty"`
+	// Time its processes spent on processors, as far as they were waited for.
+	CPUMs *int64 `json:"cpu_ms,omitempty"`
+	// The most memory that one of its processes had resident.
+	PeakMemoryBytes *int64 `json:"peak_memory_bytes,omitempty"`
 }
 
 // CommandEndReason is one of the constants below.
@@ -170,15 +182,27 @@ const (
 )
 
 type CommandStatus struct {
-	ID         string      `json:"id"`
-	Content    string      `json:"content"`
-	Running    bool        `json:"running"`
-	ExitCode   *int        `json:"exit_code"`
-	Error      string      `json:"error,omitempty"`
-	StartedAt  time.Time   `json:"started_at"`
-	FinishedAt *time.Time  `json:"finished_at"`
-	Background *bool       `json:"background,omitempty"`
-	End        *CommandEnd `json:"end,omitempty"`
+	ID         string     `json:"id"`
+	Content    string     `json:"content"`
+	Running    bool       `json:"running"`
+	ExitCode   *int       `json:"exit_code"`
+	Error      string     `json:"error,omitempty"`
+	StartedAt  time.Time  `json:"started_at"`
+	FinishedAt *time.Time `json:"finished_at"`
+	Background *bool      `json:"background,omitempty"`
+	// POST /command/{id}/stdin would be taken.
+	StdinOpen *bool `json:"stdin_open,omitempty"`
+	// Output so far.
+	OutputBytes *int64      `json:"output_bytes,omitempty"`
+	End         *CommandEnd `json:"end,omitempty"`
+}
+
+type CommandList struct {
+	Items []CommandStatus `json:"items"`
+}
+
+type StdinWritten struct {
+	Bytes int64 `json:"bytes"`
 }
 
 type FileInfo struct {
@@ -284,4 +308,46 @@ type Metrics struct {
 	MemTotalMib float64 `json:"mem_total_mib"`
 	MemUsedMib  float64 `json:"mem_used_mib"`
 	Timestamp   int64   `json:"timestamp"`
+	// What the sandbox wrote to its root, where that can be told.
+	DiskUsedMib *float64 `json:"disk_used_mib,omitempty"`
+	// Its limit, or what its file system has.
+	DiskTotalMib *float64 `json:"disk_total_mib,omitempty"`
+	// Processes and threads.
+	Pids      *int `json:"pids,omitempty"`
+	PidsLimit *int `json:"pids_limit,omitempty"`
+	// All interfaces but loopback.
+	NetworkReceivedBytes *int64   `json:"network_received_bytes,omitempty"`
+	NetworkSentBytes     *int64   `json:"network_sent_bytes,omitempty"`
+	MemPeakMib           *float64 `json:"mem_peak_mib,omitempty"`
+	OomKills             *int64   `json:"oom_kills,omitempty"`
+	CPUTimeMs            *int64   `json:"cpu_time_ms,omitempty"`
+}
+
+type CreateCodeContextRequest struct {
+	Language string            `json:"language"`
+	Cwd      string            `json:"cwd,omitempty"`
+	Envs     map[string]string `json:"envs,omitempty"`
+}
+
+type CodeContext struct {
+	ID        string    `json:"id"`
+	Language  string    `json:"language"`
+	Cwd       string    `json:"cwd,omitempty"`
+	CreatedAt time.Time `json:"created_at,omitzero"`
+	// A cell runs.
+	Busy *bool `json:"busy,omitempty"`
+}
+
+type RunCodeRequest struct {
+	Code    string          `json:"code"`
+	Context *CodeContextRef `json:"context,omitempty"`
+	// Milliseconds; 0 or absent: none. The cell is interrupted then, the context stays.
+	Timeout *int64 `json:"timeout,omitempty"`
+	// Set in the context before the cell runs.
+	Envs map[string]string `json:"envs,omitempty"`
+}
+
+type CodeContextRef struct {
+	ID       string `json:"id,omitempty"`
+	Language string `json:"language,omitempty"`
 }

@@ -46,6 +46,10 @@ class RunCommandRequest(BaseModel):
     envs: dict[str, str] | None = None
     exact: bool = False
     """Output comes as it is written, byte for byte, in data instead of text."""
+    stdin: bool = False
+    """Its input stays open for POST /command/{id}/stdin; otherwise it reads /dev/null."""
+    merge: bool | None = None
+    """One pipe for both streams, so that their order is exact and all of it is stdout. Absent: true in the background, false otherwise."""
 
 
 class CreateSessionRequest(BaseModel):
@@ -199,6 +203,10 @@ class CommandEnd(BaseModel):
     message: str | None = None
     output_truncated: bool | None = None
     """The output went over the spool's limit and its beginning is lost."""
+    cpu_ms: int | None = None
+    """Time its processes spent on processors, as far as they were waited for."""
+    peak_memory_bytes: int | None = None
+    """The most memory that one of its processes had resident."""
 
 
 class CommandStatus(BaseModel):
@@ -214,7 +222,27 @@ class CommandStatus(BaseModel):
     started_at: AwareDatetime
     finished_at: AwareDatetime | None = None
     background: bool | None = None
+    stdin_open: bool | None = None
+    """POST /command/{id}/stdin would be taken."""
+    output_bytes: int | None = None
+    """Output so far."""
     end: CommandEnd | None = None
+
+
+class CommandList(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    items: list[CommandStatus]
+
+
+class StdinWritten(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    bytes: int
 
 
 class FileInfoType(StrEnum):
@@ -359,6 +387,51 @@ class Metrics(BaseModel):
     mem_total_mib: float
     mem_used_mib: float
     timestamp: int
+    disk_used_mib: float | None = None
+    """What the sandbox wrote to its root, where that can be told."""
+    disk_total_mib: float | None = None
+    """Its limit, or what its file system has."""
+    pids: int | None = None
+    """Processes and threads."""
+    pids_limit: int | None = None
+    network_received_bytes: int | None = None
+    """All interfaces but loopback."""
+    network_sent_bytes: int | None = None
+    mem_peak_mib: float | None = None
+    oom_kills: int | None = None
+    cpu_time_ms: int | None = None
+
+
+class CreateCodeContextRequest(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    language: Annotated[str, Field(examples=["python"])]
+    cwd: str | None = None
+    envs: dict[str, str] | None = None
+
+
+class CodeContext(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    id: str
+    language: str
+    cwd: str | None = None
+    created_at: AwareDatetime | None = None
+    busy: bool | None = None
+    """A cell runs."""
+
+
+class CodeContextRef(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    id: str | None = None
+    language: str | None = None
 
 
 class ExecutionEvent(BaseModel):
@@ -371,6 +444,8 @@ class ExecutionEvent(BaseModel):
     """init: the execution's id. stdout, stderr: see the framing note below."""
     data: str | None = None
     """stdout, stderr of an exact request: the bytes, in base64."""
+    offset: int | None = None
+    """stdout, stderr of a command: the byte of its output behind what this event conveys; attach there to go on. Also in the last event."""
     framing: ExecutionEventFraming | None = None
     """init: texts are framed as the note below says. Without it, each text is a line."""
     timestamp: int
@@ -381,3 +456,16 @@ class ExecutionEvent(BaseModel):
     results: dict[str, Any] | None = None
     error: ExecutionError | None = None
     end: CommandEnd | None = None
+
+
+class RunCodeRequest(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    code: str
+    context: CodeContextRef | None = None
+    timeout: Annotated[int | None, Field(ge=0)] = None
+    """Milliseconds; 0 or absent: none. The cell is interrupted then, the context stays."""
+    envs: dict[str, str] | None = None
+    """Set in the context before the cell runs."""
