@@ -102,6 +102,18 @@ def median(values: Sequence[float]) -> float:
     return quantile(values, 0.5)
 
 
+class Watch:
+    """Runs until it is stopped for the first time."""
+
+    def __init__(self) -> None:
+        self.milliseconds = 0.0
+        self._start = time.perf_counter()
+
+    def stop(self, *_: object) -> None:
+        """It has happened. May serve as a handler: what it is called with does not matter."""
+        self.milliseconds = self.milliseconds or (time.perf_counter() - self._start) * 1000
+
+
 class Times:
     """Milliseconds, by name.
 
@@ -123,11 +135,12 @@ class Times:
         return [*self._taken]
 
     @contextlib.contextmanager
-    def measure(self, name: str) -> Iterator[None]:
-        """Add what the block takes; nothing when it fails."""
-        start = time.perf_counter()
-        yield
-        self._taken[name].append((time.perf_counter() - start) * 1000)
+    def measure(self, name: str) -> Iterator[Watch]:
+        """Add what the block takes, or what it took until it stopped the watch; nothing when it fails."""
+        watch = Watch()
+        yield watch
+        watch.stop()
+        self._taken[name].append(watch.milliseconds)
 
     def forget(self) -> None:
         """After the first round, which opens connections and imports modules."""

@@ -9,13 +9,16 @@ from typing import Any
 
 import opensandbox
 from opensandbox import ConnectionConfig, Sandbox, config
+from opensandbox.models import ExecutionHandlers
+from opensandbox.models.execd_sync import ExecutionHandlersSync
 
 from . import floor
-from .figure import Book, Figure, Times
+from .figure import Book, Figure, Times, Watch
 from .world import World
 
 FIGURES = (
     Figure("create.first_output", "create, then `echo`: until its output is there", most_floors=12),
+    Figure("create.first_command", "the same, until the command has ended too"),
     Figure("create.first_output_kept", "the same when the program has a connection already"),
     Figure("create.first_output_sync", "the same with the synchronous SDK"),
     Figure("create.first_output_stub", "the same against the stub: our SDK's own share"),
@@ -35,6 +38,7 @@ def measure(world: World, book: Book) -> None:
     asyncio.run(_rounds(world.server.address, world.stub, count, times, stages))
     spawn = times["spawn"]
     book.times("create.first_output", times["first_output"], spawn)
+    book.times("create.first_command", times["first_command"], spawn)
     book.times("create.first_output_kept", times["first_output_kept"], spawn)
     _synchronous(world, book, count)
     book.times("create.first_output_stub", times["stub"], spawn)
@@ -57,14 +61,11 @@ async def _rounds(server: str, stub: str, count: int, times: Times, stages: Time
         with times.measure("spawn"):
             floor.spawn()
         await _life(own, times, stages)
-        with times.measure("first_output_kept"):
-            sandbox = await Sandbox.create("host", timeout=LIFE, connection_config=kept)
-            await sandbox.commands.run("echo ready")
-        await sandbox.destroy()
-        with times.measure("stub"):
-            sandbox = await Sandbox.create("host", timeout=LIFE, connection_config=ConnectionConfig(domain=stub))
-            await sandbox.commands.run("echo ready")
-        await sandbox.destroy()
+        for name, connection in (("first_output_kept", kept), ("stub", ConnectionConfig(domain=stub))):
+            with times.measure(name) as watch:
+                sandbox = await Sandbox.create("host", timeout=LIFE, connection_config=connection)
+                await sandbox.commands.run("echo ready", handlers=_until_output(watch))
+            await sandbox.destroy()
         if not number:
             times.forget()
             stages.forget()
@@ -72,10 +73,10 @@ async def _rounds(server: str, stub: str, count: int, times: Times, stages: Time
 
 
 async def _life(connection: ConnectionConfig, times: Times, stages: Times) -> None:
-    with times.measure("first_output"):
+    with times.measure("first_command"), times.measure("first_output") as watch:
         with times.measure("create"):
             sandbox = await Sandbox.create("host", timeout=LIFE, connection_config=connection)
-        await sandbox.commands.run("echo ready")
+        await sandbox.commands.run("echo ready", handlers=_until_output(watch))
     for name, taken in sandbox.timings.items():
         stages[name].append(taken)
     with times.measure("warm"):
@@ -86,6 +87,13 @@ async def _life(connection: ConnectionConfig, times: Times, stages: Times) -> No
         await sandbox.kill()
     # Lets go of the last connection: the next round opens its own, as a program that makes one sandbox does.
     await sandbox.close()
+
+
+def _until_output(watch: Watch) -> ExecutionHandlers:
+    async def seen(_: object) -> None:
+        watch.stop()
+
+    return ExecutionHandlers(on_stdout=seen)
 
 
 def _synchronous(world: World, book: Book, count: int) -> None:
@@ -99,10 +107,10 @@ def _synchronous(world: World, book: Book, count: int) -> None:
     for number in range(count + 1):
         with times.measure("spawn"):
             floor.spawn()
-        with times.measure("first_output"):
+        with times.measure("first_output") as watch:
             connection = configuration(domain=world.server.address)
             sandbox = kind.create("host", timeout=LIFE, connection_config=connection)
-            sandbox.commands.run("echo ready")
+            sandbox.commands.run("echo ready", handlers=ExecutionHandlersSync(on_stdout=watch.stop))
         sandbox.kill()
         sandbox.close()
         if not number:

@@ -22,10 +22,12 @@ PACKAGE = Path("sdks/python/src/opensandbox")
 TESTS = Path("sdks/python/tests")
 # In the order of their imports.
 MODULES = [
-    "transport", "events", "lifecycle", "multipart", "files", "commands", "metrics", "health", "diagnostics", "egress",
-    "sandbox", "sandboxes", "manager", "services",
+    "plain_http", "transport", "events", "lifecycle", "multipart", "files", "commands", "metrics", "health",
+    "diagnostics", "egress", "sandbox", "sandboxes", "manager", "services",
 ]  # fmt: skip
-TEST_MODULES = ["test_commands", "test_files", "test_manager", "test_retry", "test_sandbox", "test_transport"]
+TEST_MODULES = [
+    "test_commands", "test_files", "test_manager", "test_plain_http", "test_retry", "test_sandbox", "test_transport",
+]  # fmt: skip
 # Stands before a test that makes no sense without an event loop; the rest of the line is the reason.
 ASYNC_ONLY = "# Asynchronous only:"
 
@@ -42,6 +44,7 @@ IN_TEXT = {name: PUBLIC[name] for name in ("ConnectionConfig", "ExecutionHandler
 NAMES = {
     **PUBLIC,
     "AsyncBaseTransport": "BaseTransport",
+    "AsyncByteStream": "SyncByteStream",
     "AsyncClient": "Client",
     "AsyncExitStack": "ExitStack",
     "AsyncGenerator": "Generator",

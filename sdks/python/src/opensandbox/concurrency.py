@@ -8,11 +8,13 @@ HTTP client: importing the SDK stays cheap.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import os
+import socket
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from datetime import timedelta
 from io import IOBase
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from anyio.lowlevel import RunVar
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+
+# What may be streamed to a sandbox piece by piece.
+Pieces = AsyncIterable[bytes] | Iterable[bytes]
 
 
 async def sleep(duration: timedelta) -> None:
@@ -43,11 +48,207 @@ async def read_chunk(source: IOBase, size: int) -> bytes | str:
     return await anyio.to_thread.run_sync(source.read, size)
 
 
+async def in_thread(function: Callable[..., T], *arguments: object) -> T:
+    """Call what may block without blocking the event loop."""
+    import anyio.to_thread
+
+    return await anyio.to_thread.run_sync(function, *arguments)
+
+
+async def each(pieces: Pieces) -> AsyncIterator[bytes]:
+    """The pieces, one after the other."""
+    if isinstance(pieces, AsyncIterable):
+        async for piece in pieces:
+            yield piece
+        return
+    rest = iter(pieces)
+    while (found := await in_thread(next, rest, None)) is not None:
+        yield found
+
+
+async def pulled(chunks: AsyncIterator[bytes], work: Callable[[Callable[[], bytes]], T]) -> T:
+    """Do blocking work that asks for the chunks of a stream, one by one; an empty one is the end."""
+    import anyio.from_thread
+
+    async def following() -> bytes:
+        return await anext(chunks, b"")
+
+    return await in_thread(work, lambda: anyio.from_thread.run(following))
+
+
+@asynccontextmanager
+async def beside(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Do `work`, which raises nothing, as long as the block lasts."""
+    import anyio
+
+    error: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(work)
+        try:
+            yield
+        except Exception as raised:
+            # Past the group, which would wrap it.
+            error = raised
+        tasks.cancel_scope.cancel()
+    if error is not None:
+        raise error
+
+
+async def connect_websocket(url: str, headers: dict[str, str], seconds: float, largest: int) -> Any:
+    """A WebSocket: `recv`, `send` and `close`. The server sends the pings."""
+    from websockets.asyncio.client import connect
+
+    return await connect(
+        url, additional_headers=headers, user_agent_header=None, compression=None, proxy=None, open_timeout=seconds,
+        ping_interval=None, max_size=largest,
+    )  # fmt: skip
+
+
 async def call(function: Callable[[T], Awaitable[None] | None], argument: T) -> None:
     """Call a user's function, and await it if it is asynchronous."""
     outcome = function(argument)
     if outcome is not None:
         await outcome
+
+
+class Slots:
+    """So many may do something at once; the others wait for their turn."""
+
+    def __init__(self, count: int) -> None:
+        import anyio
+
+        self._semaphore = anyio.Semaphore(count, fast_acquire=True)
+
+    async def take(self, limit: float | None) -> None:
+        """Wait for a slot; a `TimeoutError` after so many seconds."""
+        import anyio
+
+        try:
+            self._semaphore.acquire_nowait()
+        except anyio.WouldBlock:
+            with anyio.fail_after(limit):
+                await self._semaphore.acquire()
+
+    def give(self) -> None:
+        """Give it back."""
+        self._semaphore.release()
+
+
+class Wire:
+    """A TCP connection. Failures are `OSError`, among them `TimeoutError` after so many seconds.
+
+    The socket is used directly, and waited for only when it has nothing: the streams of the event loop cost several
+    turns of it for each message.
+    """
+
+    # A fast sender must not keep the other tasks of the loop from their turns.
+    TURNS = 8
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._turns = 0
+
+    async def send(self, data: bytes, limit: float | None) -> None:
+        """Send all of it."""
+        import anyio
+
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                with _closed_is_broken(), anyio.fail_after(limit):
+                    await anyio.wait_writable(self._socket)
+
+    async def receive(self, size: int, limit: float | None) -> bytes:
+        """What has come, at most so much; empty at the end."""
+        import anyio
+        from anyio.lowlevel import checkpoint
+
+        self._turns += 1
+        if self._turns % self.TURNS == 0:
+            await checkpoint()
+        while True:
+            try:
+                return self._socket.recv(size)
+            except BlockingIOError:
+                with _closed_is_broken(), anyio.fail_after(limit):
+                    await anyio.wait_readable(self._socket)
+
+    def readable(self) -> bool:
+        """Whether there is something to read, if only the end."""
+        return readable(self._socket)
+
+    async def close(self) -> None:
+        """Close it; whoever waits for it is told."""
+        import anyio
+
+        if self._socket.fileno() >= 0:
+            anyio.notify_closing(self._socket)
+            self._socket.close()
+
+
+@contextmanager
+def _closed_is_broken() -> Iterator[None]:
+    import anyio
+
+    try:
+        yield
+    except anyio.ClosedResourceError as error:
+        raise ConnectionError("the connection was closed") from error
+
+
+async def connect(host: str, port: int, limit: float | None) -> Wire:
+    """A TCP connection to there."""
+    import anyio
+
+    try:
+        # An address in digits needs no thread that asks for it.
+        found: Any = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        with anyio.fail_after(limit):
+            found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failed: OSError | None = None
+    for number, (family, kind, protocol, _, address) in enumerate(found, 1):
+        # One address that swallows everything must not use up the time of the others.
+        share = limit if number == len(found) or limit is None else min(limit, 2.0)
+        try:
+            return Wire(await _connected(socket.socket(family, kind, protocol), address, share))
+        except OSError as error:
+            failed = error
+    raise failed or OSError(f"{host} has no address")
+
+
+async def _connected(new: socket.socket, address: Any, limit: float | None) -> socket.socket:
+    import anyio
+
+    try:
+        new.setblocking(False)
+        new.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            new.connect(address)
+        except BlockingIOError:
+            with anyio.fail_after(limit):
+                await anyio.wait_writable(new)
+        failure = new.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failure:
+            raise OSError(failure, os.strerror(failure))
+    except BaseException:
+        new.close()
+        raise
+    return new
+
+
+def readable(connection: socket.socket) -> bool:
+    """Whether there is something to read from a socket, if only its end."""
+    import select
+
+    # Not select(): it knows only the first 1,024 file descriptors. Where there is no poll(), there are few.
+    if not hasattr(select, "poll"):
+        return bool(select.select([connection], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class SharedDict(Generic[K, V]):
