@@ -58,8 +58,8 @@ def measure(world: World, book: Book) -> None:
     for pid, command in server.processes().items():
         name = Path(command.split()[0]).name
         if name in ("sandboxd", "ingress"):
-            book.value(f"memory.{name}", _rss(pid) / MB)
-    book.value("memory.server", _rss(server.pid) / MB)
+            book.value(f"memory.{name}", rss(pid) / MB)
+    book.value("memory.server", rss(server.pid) / MB)
     _clear(server)
     server.create()
     # Once more, so that a machine that was busy only for a while is not taken for growth.
@@ -117,7 +117,8 @@ def _kernel(server: LiveServer) -> int | None:
     return None
 
 
-def _rss(pid: int) -> int:
+def rss(pid: int) -> int:
+    """Bytes of memory that a process has resident."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
