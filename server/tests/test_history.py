@@ -125,14 +125,14 @@ async def test_it_goes_after_seven_days_and_when_it_grows_too_large(world: World
     for number in range(1, 5):
         await keep(number, 1000)
     assert await left() == ["4", "3", "2", "1"]
-    await world.store._write(statements.forget, 0, 2500)
+    await world.store._writer.sweep(statements.forget, 0, 2500)
     assert await left() == ["4", "3"]
     await world.store.forget_events(START + timedelta(seconds=4))
     assert await left() == ["4"]
     world.clock.forward(HISTORY.total_seconds() + 5)
     await world.expiry._forget()
     assert await left() == []
-    connection = world.store._writer
+    connection = world.store._writer.connection
     for table in ("history", "history_texts", "history_metadata"):
         assert connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar() == 0
     connection.rollback()

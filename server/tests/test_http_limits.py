@@ -7,15 +7,16 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from opensandbox_server.api import http_limits
-from opensandbox_server.api.http_limits import BoundedHttp
+from opensandbox_server.api.http_limits import BoundedHttp, HeldHead
 
 pytestmark = pytest.mark.anyio
 
@@ -130,3 +131,58 @@ async def test_a_head_that_comes_too_slowly(listening: Listening, monkeypatch: p
 
 async def test_what_is_no_request_at_all(listening: Listening) -> None:
     await listening.refused(400, "GENERAL::INVALID_HTTP", b"\x16\x03\x01 hello\r\n\r\n")
+
+
+class Wire:
+    """A transport that keeps what goes out, packet by packet."""
+
+    def __init__(self) -> None:
+        self.packets: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.packets.append(data)
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        self.packets.append(b"".join(parts))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
+def held(wire: Wire) -> HeldHead:
+    return HeldHead(cast(asyncio.Transport, wire), asyncio.get_running_loop())
+
+
+async def test_a_head_goes_out_with_its_body() -> None:
+    wire = Wire()
+    transport = held(wire)
+    for body in (b"first", b""):
+        transport.write(HEAD)
+        assert not [packet for packet in wire.packets if packet == HEAD]
+        transport.write(body)
+    transport.write(b"more")
+    assert wire.packets == [HEAD + b"first", HEAD, b"more"]
+
+
+async def test_a_head_without_a_body_waits_for_nobody() -> None:
+    wire = Wire()
+    transport = held(wire)
+    transport.write(HEAD)
+    await asyncio.sleep(0)
+    assert wire.packets == [HEAD]
+    transport.write(HEAD)
+    transport.close()
+    assert (wire.packets, wire.closed) == ([HEAD, HEAD], True)
+
+
+async def test_an_answer_is_one_packet(listening: Listening) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    packet = await reader.read(65536)
+    writer.close()
+    assert packet.startswith(b"HTTP/1.1 200 OK")
+    assert packet.endswith(b"\r\n\r\n0")

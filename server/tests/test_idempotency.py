@@ -210,7 +210,7 @@ async def crashed(world: World, monkeypatch: pytest.MonkeyPatch, moment: str) ->
         patch.setattr(life, "_undo", die)
         patch.setattr(world.runtime, "create", {"reserved": die, "launched": make_and_die}[moment])
         with pytest.raises(Killed):
-            await life._make(pending, None, key_of(TENANT, "k", request), (), Stopwatch())
+            await life._make(pending, life._plan(pending, None), key_of(TENANT, "k", request), (), Stopwatch())
 
 
 @pytest.mark.parametrize("moment", ["reserved", "launched"])

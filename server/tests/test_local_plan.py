@@ -40,6 +40,7 @@ FULL = LaunchSpec(
     token_sha256="cd" * 32,
     deadline=datetime(2026, 11, 15, 18, 5, 34, 564247, tzinfo=UTC),
     request_id="req-1",
+    isolates=True,
 )
 SETTINGS = plan.Settings(
     state_dir=Path("/var/lib/opensandbox"),

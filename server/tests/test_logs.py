@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio.lowlevel
 import httpx2
 import pytest
 from world import BODY, NODE
@@ -131,6 +132,7 @@ async def test_a_refused_request_is_told_with_its_path_but_not_with_secrets(
             logs.start("INFO", "text", written)
             await client.get(f"/v1/sandboxes/{SANDBOX}/proxy/8000/secret-1?token=secret-2")
             await client.get(f"/{'x' * 5000}")
+            await anyio.lowlevel.checkpoint()  # a line is written when its answer is on its way
     refused, long = [line for line in written.getvalue().splitlines() if " access: " in line]
     assert f"GET /v1/sandboxes/{SANDBOX}/proxy/8000/... 401 " in refused
     assert "client=127.0.0.1" in refused

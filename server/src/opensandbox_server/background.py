@@ -59,17 +59,25 @@ class Background:
         group.cancel_scope.cancel()
         return await group.__aexit__(kind, error, trace)
 
+    def open(self) -> TaskGroup:
+        """Raises when the server is stopping: nothing is begun then."""
+        if self._group is None:
+            raise unavailable("The server is stopping.", hint="Try again when it has started.")
+        return self._group
+
     async def finish(self, work: Callable[[], Awaitable[T]], *, done: Callable[[], None] = lambda: None) -> T:
         """Run `work` to its end and answer what it answers; if the caller is cancelled, it goes on without it.
 
         `done` is called when the work has ended, or cannot begin.
         """
-        if self._group is None:
+        try:
+            group = self.open()
+        except OpenSandboxError:
             done()
-            raise unavailable("The server is stopping.", hint="Try again when it has started.")
+            raise
         outcome: _Outcome[T] = _Outcome()
         self._running += 1
-        self._group.start_soon(self._run, work, outcome, done)
+        group.start_soon(self._run, work, outcome, done)
         try:
             await outcome.done.wait()
         except BaseException:

@@ -30,6 +30,7 @@ from .sandbox import Sandbox, SandboxState
 from .wire.lifecycle import CreateSandboxRequest
 
 LONGEST_KEY = 255
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 T = TypeVar("T")
 
@@ -47,8 +48,7 @@ class Key:
 def key_of(tenant: str, text: str, request: CreateSandboxRequest) -> Key:
     """The body counts by its meaning: order and white space do not matter, nor does null for what is left out."""
     meaning = request.model_dump(mode="json", by_alias=True, exclude_none=True)
-    canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
-    return Key(tenant, text, hashlib.sha256(canonical.encode()).hexdigest())
+    return Key(tenant, text, hashlib.sha256(_CANONICAL.encode(meaning).encode()).hexdigest())
 
 
 class _Flight(Generic[T]):

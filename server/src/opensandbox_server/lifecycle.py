@@ -27,7 +27,7 @@ from .idempotency import Idempotency, Key
 from .metrics import Metrics
 from .ports import KeyedCreate, LaunchSpec, Page, Report, Runtime, Store
 from .sandbox import ENDED, Sandbox, SandboxState
-from .validation import Rules, Wish, validate
+from .validation import ISOLATION, Rules, Wish, validate
 from .wire.lifecycle import CreateSandboxRequest
 
 log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Lifecycle:
         if key is None:
             return await make()
         created, replayed = await self._idempotency.once(key, make)
-        return replace(created, replayed=replayed)
+        return replace(created, replayed=True) if replayed else created
 
     async def _counted(self, create: Callable[[], Awaitable[Created]]) -> Created:
         """A create, and a figure of how it went."""
@@ -164,30 +164,38 @@ class Lifecycle:
         now = self._clock()
         wish = validate(request, self._rules, now)
         sandbox = self._pending(tenant, wish, now)
-        await self._runtime.check(self._plan(sandbox, request_id))
+        spec = self._plan(sandbox, request_id)
+        await self._runtime.check(spec)
         watch.lap("validate")
         turn = await self._admission.enter(client_left)
         sandbox = _admitted(sandbox, self._clock())
+        spec = replace(spec, deadline=sandbox.expires_at)
         watch.lap("admit")
-        return await self._background.finish(
-            partial(self._make, sandbox, request_id, key, wish.warnings, watch), done=turn.end
-        )
+        make = partial(self._make, sandbox, spec, key, wish.warnings, watch)
+        if key is None:
+            return await self._background.finish(make, done=turn.end)
+        # `Idempotency` has it in the background already.
+        try:
+            self._background.open()
+            return await make()
+        finally:
+            turn.end()
 
     async def _make(
         self,
         pending: Sandbox,
-        request_id: str | None,
+        spec: LaunchSpec,
         key: Key | None,
         warnings: tuple[str, ...],
         watch: Stopwatch,
     ) -> Created:
-        """Reserve, plan, apply until it is ready, publish; or undo all of it."""
+        """Reserve, apply until it is ready, publish; or undo all of it."""
         context.sandbox_id.set(pending.id)
         keyed = KeyedCreate(key.tenant, key.text, key.body, pending.id, pending.created_at) if key else None
         await self._reserve(pending, keyed)
         watch.lap("reserve")
         try:
-            report = await self._apply(self._plan(pending, request_id))
+            report = await self._apply(spec)
             watch.lap("launch")
             warnings += report.warnings
             sandbox = await self._publish(pending, report, replace(keyed, warnings=warnings) if keyed else None)
@@ -236,6 +244,7 @@ class Lifecycle:
             token_sha256=self._access.digest(sandbox.id, sandbox.generation),
             deadline=sandbox.expires_at,
             request_id=request_id,
+            isolates=ISOLATION in sandbox.extensions,
         )
 
     async def _reserve(self, pending: Sandbox, keyed: KeyedCreate | None) -> None:
@@ -257,15 +266,20 @@ class Lifecycle:
         """Tell the world. Somebody may have found the Pending row meanwhile: renewed, deleted it, or seen it end."""
         pending = row
         while True:
-            seen = replace(row, isolation=report.isolation)
             if row.state in ENDED:
-                after, event = replace(seen, version=row.version + 1), "reported"
+                after, event = replace(row, isolation=report.isolation, version=row.version + 1), "reported"
             elif row.state is not SandboxState.PENDING:
                 raise _deleted_meanwhile(row.id)
             elif report.end is not None:
-                after, event = seen.ended(report.end), "ended"
+                after, event = replace(row, isolation=report.isolation).ended(report.end), "ended"
             else:
-                after = seen.to(SandboxState.RUNNING, self._clock(), reason="RUNNING", message="The sandbox is ready.")
+                after = row.to(
+                    SandboxState.RUNNING,
+                    self._clock(),
+                    reason="RUNNING",
+                    message="The sandbox is ready.",
+                    isolation=report.isolation,
+                )
                 event = "running"
             if await self._store.replace(row, after, event=event, keyed=keyed):
                 break

@@ -30,6 +30,8 @@ class LaunchSpec:
     """Hex digest; the token itself never reaches a runtime."""
     deadline: datetime | None = None
     request_id: str | None = None
+    isolates: bool = False
+    """execd may make namespaces for isolated runs; nothing else in the sandbox may."""
 
 
 @dataclass(frozen=True)

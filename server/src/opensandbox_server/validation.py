@@ -16,6 +16,8 @@ from .sandbox import Limits
 from .wire.lifecycle import CreateSandboxRequest
 
 ECHOED_EXTENSIONS = "opensandbox.extensions."
+ISOLATION = "bootstrap.execd.isolation"
+"""Lets execd make isolated sessions."""
 
 # execve refuses a single string longer than this, and so would the sandbox, later and less clearly.
 _LONGEST_STRING = 128 * 1024 - 1
@@ -179,8 +181,12 @@ def _extensions(request: CreateSandboxRequest, rules: Rules, warnings: list[str]
     for key, value in (request.extensions or {}).items():
         if key.startswith(ECHOED_EXTENSIONS):
             kept[key] = value
-        elif key == "bootstrap.execd.isolation":
-            raise unsupported_field(rules.runtime, f"extensions.{key}")
+        elif key == ISOLATION:
+            if value != "enable":
+                raise invalid(
+                    f'extensions.{key} must be "enable".', hint="Leave it out for a sandbox without isolated runs."
+                )
+            kept[key] = value
         elif key == "access.renew.extend.seconds":
             if not (value.isascii() and value.isdigit() and len(value) <= 5 and 300 <= int(value) <= 86400):
                 raise invalid(f"extensions.{key} must be a whole number of seconds from 300 to 86400.")

@@ -78,14 +78,19 @@ def error_answer(error: OpenSandboxError, **extra: Any) -> Response:
     return answer({**content, **extra}, error.status, headers)
 
 
+def refused(error: OpenSandboxError, request: Request) -> Response:
+    """The answer to a request that failed; what is our fault is logged."""
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.warning("request %s: %s %s: %s", request_id.current.get(), request.method, request.url.path, error)
+    return error_answer(error)
+
+
 def register_handlers(app: FastAPI) -> None:
     """Every way a request can fail, in the one shape."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, OpenSandboxError)
-        if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            log.warning("request %s: %s %s: %s", request_id.current.get(), request.method, request.url.path, error)
-        return error_answer(error)
+        return refused(error, request)
 
     async def malformed(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds for what a client sends before anything is known about it.
+"""HTTP/1.1 to clients: bounds for what they send before anything is known about them, and answers in one piece.
 
 uvicorn takes the head of a request however long it is and however slowly it comes, and by then nobody has been asked
 for a key. Here a head has a size, a number of lines and a time; what is over that is told so and cut off.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -19,6 +19,40 @@ from opensandbox_server.errors import Code, OpenSandboxError
 HEAD_BYTES = 64 * 1024
 HEAD_LINES = 256
 HEAD_SECONDS = 20.0
+
+
+class HeldHead:
+    """A transport that holds the head of an answer back until its body comes, or the loop comes round.
+
+    uvicorn writes them apart. So most answers were two packets, and their clients woke up for the head alone.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self.bare = transport
+        self._loop = loop
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self.bare.writelines((head, data))
+        elif data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            self._loop.call_soon(self._let_go)
+        else:
+            self.bare.write(data)
+
+    def close(self) -> None:
+        self._let_go()
+        self.bare.close()
+
+    def _let_go(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self.bare.write(head)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.bare, name)
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -35,6 +69,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = cast(asyncio.Transport, HeldHead(transport, self.loop))
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -68,6 +103,10 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_there()
         super().on_headers_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self.transport = cast(HeldHead, self.transport).bare  # it belongs to another protocol from now on
+        super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or OpenSandboxError(Code.GENERAL_INVALID_HTTP, msg))

@@ -6,10 +6,12 @@ The id is the caller's if it sends a decent one, else ours; every answer carries
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
 import uuid
+from functools import partial
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -69,11 +71,11 @@ class RequestId:
         try:
             await self._app(scope, receive, echo)
         finally:
-            self._done(scope, status, time.perf_counter() - started)
+            self._count(scope, status, time.perf_counter() - started)
             for variable, token in tokens:
                 variable.reset(token)  # type: ignore[arg-type]
 
-    def _done(self, scope: Scope, status: int, seconds: float) -> None:
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
         """Labels name the route, never the path: that is the client's. The line does too, where there is a route."""
         route = template(scope)
         method = scope.get("method", "WEBSOCKET")
@@ -91,7 +93,10 @@ class RequestId:
                 fields["client"] = client[0]
             if tenant := scope.get(TENANT):
                 fields["tenant"] = tenant
-            access.log(level, "%s %s %d %.1f ms", method, shown, status, taken, extra={"fields": fields})
+            # The end of the answer leaves this process only when the loop comes round; the line can wait for that.
+            asyncio.get_running_loop().call_soon(
+                partial(access.log, level, "%s %s %d %.1f ms", method, shown, status, taken, extra={"fields": fields})
+            )
 
 
 def template(scope: Scope) -> str:

@@ -24,6 +24,8 @@ from .proxy import proxied_root
 from .shape import ending, given, pagination
 from .tenant import tenant_of
 
+HOT = frozenset({"create_sandbox", "get_sandbox", "delete_sandbox"})
+"""The routes that `direct` serves."""
 _KEY = "Idempotency-Key"
 _STATES = {state.value.lower(): state for state in SandboxState}
 # In the published vocabulary, but no sandbox of ours is ever in it.

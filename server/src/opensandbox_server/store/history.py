@@ -13,6 +13,7 @@ from opensandbox_server.sandbox import EndReason
 from .page import paged, with_metadata
 from .rows import from_history, history_row
 from .tables import history, history_metadata, history_texts
+from .writer import Driver
 
 LARGEST = 1 << 30
 """Characters of output and journals that are kept in all: what sandboxes say must not fill the disk."""
@@ -27,15 +28,12 @@ _ONE = (
 )
 
 
-def keep(connection: Connection, entry: HistoryEntry, home: dict[str, Any]) -> None:
+def keep(driver: Driver, entry: HistoryEntry, home: dict[str, Any]) -> None:
     """Beside the delete of its row, in the same transaction."""
-    connection.execute(_INSERT, history_row(entry, home))
-    connection.execute(_INSERT_TEXTS, {"sandbox_id": entry.id, "output": entry.output, "journal": entry.journal})
-    if entry.metadata:
-        connection.execute(
-            _INSERT_METADATA,
-            [{"sandbox_id": entry.id, "key": key, "value": value} for key, value in entry.metadata.items()],
-        )
+    driver.execute(_INSERT, history_row(entry, home))
+    driver.execute(_INSERT_TEXTS, {"sandbox_id": entry.id, "output": entry.output, "journal": entry.journal})
+    for key, value in entry.metadata.items():
+        driver.execute(_INSERT_METADATA, {"sandbox_id": entry.id, "key": key, "value": value})
 
 
 def one(connection: Connection, tenant: str, sandbox_id: str) -> HistoryEntry | None:

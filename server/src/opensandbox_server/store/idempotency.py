@@ -10,9 +10,12 @@ from opensandbox_server.ports import KeyedCreate
 
 from .rows import micros, moment
 from .tables import idempotency_keys
+from .writer import Driver
 
 _ONE = (idempotency_keys.c.tenant == bindparam("a_tenant"), idempotency_keys.c.key == bindparam("a_key"))
-_FIND = select(idempotency_keys).where(*_ONE)
+_FIND = select(
+    idempotency_keys.c.body, idempotency_keys.c.sandbox_id, idempotency_keys.c.created_at, idempotency_keys.c.answer
+).where(*_ONE)
 # A key that is free again may still have its row.
 _KEEP = text(
     "INSERT INTO idempotency_keys (tenant, key, body, sandbox_id, created_at, answer)"
@@ -26,31 +29,30 @@ _ANSWER = (
 )
 
 
-def find(connection: Connection, tenant: str, key: str) -> KeyedCreate | None:
+def find(driver: Driver, tenant: str, key: str) -> KeyedCreate | None:
     """What was asked under that key, and whether it was answered."""
-    row = connection.execute(_FIND, {"a_tenant": tenant, "a_key": key}).one_or_none()
+    row = driver.execute(_FIND, {"a_tenant": tenant, "a_key": key}).fetchone()
     if row is None:
         return None
+    body, sandbox_id, created_at, told = row
     return KeyedCreate(
-        tenant=row.tenant,
-        key=row.key,
-        body=row.body,
-        sandbox_id=row.sandbox_id,
-        created_at=moment(row.created_at),
-        warnings=tuple(from_json(row.answer)) if row.answer is not None else None,
+        tenant=tenant,
+        key=key,
+        body=body,
+        sandbox_id=sandbox_id,
+        created_at=moment(created_at),
+        warnings=tuple(from_json(told)) if told is not None else None,
     )
 
 
-def keep(connection: Connection, keyed: KeyedCreate) -> None:
+def keep(driver: Driver, keyed: KeyedCreate) -> None:
     """Not answered yet."""
-    values = {**vars(keyed), "created_at": micros(keyed.created_at)}
-    del values["warnings"]
-    connection.execute(_KEEP, values)
+    driver.execute(_KEEP, {**vars(keyed), "created_at": micros(keyed.created_at)})
 
 
-def answer(connection: Connection, keyed: KeyedCreate) -> None:
+def answer(driver: Driver, keyed: KeyedCreate) -> None:
     """The sandbox is made, and from now on it is what this key gives."""
-    connection.execute(
+    driver.execute(
         _ANSWER,
         {
             "a_tenant": keyed.tenant,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +11,11 @@ from pydantic_core import from_json, to_json
 
 from opensandbox_server.ports import HistoryEntry, SandboxEvent
 from opensandbox_server.sandbox import End, EndReason, Limits, Sandbox, SandboxState
+
+from .tables import sandboxes
+
+SandboxRow = namedtuple("SandboxRow", [column.name for column in sandboxes.columns])  # type: ignore[misc]
+"""A row of `sandboxes` as the driver gives it, with names."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)

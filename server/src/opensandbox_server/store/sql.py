@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store on a SQL database: plain synchronous SQLAlchemy Core, one thread hop per call.
+"""The store on a SQL database: plain synchronous SQLAlchemy Core.
 
-An asynchronous driver hops once per statement, fetch and commit, and a create took three times as long with it. A
-call that runs in a thread as a whole also cannot be cancelled half way: its transaction ends either way.
+An asynchronous driver hops once per statement, fetch and commit, and a create took three times as long with it. Here
+what a create or delete waits for runs on the event loop (see `writer`), everything else in a thread as a whole. Either
+way it cannot be cancelled half way: its transaction ends.
 
 SQLite has one writer at a time and lets the others poll for their turn with growing pauses; so here the writers of
 this process queue for one connection that stays open, and readers, which WAL never blocks, have their own.
@@ -13,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -33,20 +33,25 @@ from opensandbox_server.sandbox import ENDED, EndReason, Sandbox, SandboxState
 from . import history, idempotency
 from .migrations import migrate
 from .page import paged, with_metadata
-from .rows import changing, event_row, from_row, micros, moment, to_event, to_row
+from .rows import SandboxRow, changing, event_row, from_row, micros, moment, to_event, to_row
 from .tables import instance as instances
 from .tables import sandbox_events, sandbox_metadata, sandboxes
+from .writer import BUSY_MILLISECONDS, Driver, Writer, prepare
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _READERS = 4
+_LONG = 64 * 1024
+"""Characters that are not written on the event loop."""
 _NEWEST_FIRST = (sandboxes.c.created_at.desc(), sandboxes.c.id.desc())
 
 # Built once: SQLAlchemy then compiles each of them once.
 _INSERT = sandboxes.insert()
 _INSERT_METADATA = sandbox_metadata.insert()
-_INSERT_EVENT = sandbox_events.insert()
+_DELETE_METADATA = sandbox_metadata.delete().where(sandbox_metadata.c.sandbox_id == bindparam("of"))
+_INSERT_EVENT = sandbox_events.insert().returning(sandbox_events.c.seq)
+_DELETE = sandboxes.delete().where(sandboxes.c.id == bindparam("id"))
 _REPLACE = sandboxes.update().where(
     sandboxes.c.id == bindparam("old_id"), sandboxes.c.version == bindparam("old_version")
 )
@@ -88,9 +93,7 @@ class SqlStore:
         self, engine: Engine, writer: Connection, *, node: str, runtime: str, instance: str, epoch: int
     ) -> None:
         self._engine = engine
-        self._writer = writer
-        self._writing = threading.Lock()
-        self._write_turn = anyio.CapacityLimiter(1)
+        self._writer = Writer(writer, self._tell)
         self._read_turn = anyio.CapacityLimiter(_READERS)
         self._mine = {"node": node, "runtime": runtime}
         self._heard: Callable[[SandboxEvent], None] | None = None
@@ -103,29 +106,31 @@ class SqlStore:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     async def insert(self, sandbox: Sandbox, *, at_most: int | None = None, keyed: KeyedCreate | None = None) -> bool:
-        return await self._write(_insert, sandbox, at_most, keyed)
+        return await self._writer.write(_insert, sandbox, at_most, keyed)
 
     async def replace(self, old: Sandbox, new: Sandbox, *, event: str, keyed: KeyedCreate | None = None) -> bool:
         if new.version != old.version + 1:
             raise ValueError("a change takes the version one further")
-        return await self._write(_replace, old, new, event, keyed)
+        return await self._writer.write(_replace, old, new, event, keyed)
 
     async def delete(self, sandbox_id: str, *, entry: HistoryEntry | None = None) -> bool:
-        return await self._write(_delete, {**self._mine, "id": sandbox_id}, entry)
+        long = entry is not None and len(entry.output) + len(entry.journal) > _LONG
+        write = self._writer.write_long if long else self._writer.write
+        return await write(_delete, {**self._mine, "id": sandbox_id}, entry)
 
     async def forget_events(self, before: datetime) -> int:
-        return await self._write(_forget, micros(before))
+        return await self._writer.sweep(_forget, micros(before))
 
     async def forget_keys(self, before: datetime) -> int:
-        return await self._write(idempotency.forget, micros(before))
+        return await self._writer.sweep(idempotency.forget, micros(before))
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     async def get(self, tenant: str, sandbox_id: str) -> Sandbox | None:
-        return await self._read(_one, _GET, {"id": sandbox_id, "tenant": tenant})
+        return await self._ask(_one, _GET, {"id": sandbox_id, "tenant": tenant})
 
     async def find(self, sandbox_id: str) -> Sandbox | None:
-        return await self._read(_one, _FIND, {**self._mine, "id": sandbox_id})
+        return await self._ask(_one, _FIND, {**self._mine, "id": sandbox_id})
 
     async def list(
         self,
@@ -142,7 +147,7 @@ class SqlStore:
         return int(await self._read(_scalar, _ALIVE, self._mine))
 
     async def keyed(self, tenant: str, key: str) -> KeyedCreate | None:
-        return await self._read(idempotency.find, tenant, key)
+        return await self._ask(idempotency.find, tenant, key)
 
     async def due(self, now: datetime) -> tuple[Sandbox, ...]:
         return await self._read(_all, _DUE, {**self._mine, "now": micros(now)})
@@ -187,24 +192,24 @@ class SqlStore:
 
     # --------------------------------------------------------------------------------------------------------------
 
-    async def _write(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        def run() -> T:
-            # A request task that is cancelled natively gives its turn back while its thread is still at work.
-            with self._writing:
-                self._writer.info[_WRITTEN] = []
-                with self._writer.begin():
-                    answer = work(self._writer, *args, **kwargs)
-                # After the commit and before the next writer: told in the order of their numbers, and only if true.
-                self._tell(self._writer.info[_WRITTEN])
-                return answer
-
-        return await to_thread.run_sync(run, limiter=self._write_turn)
-
-    def _tell(self, events: Sequence[SandboxEvent]) -> None:
+    def _tell(self, events: Sequence[SandboxEvent], *, in_thread: bool) -> None:
         if self._heard is not None and self._loop is not None:
             for written in events:
+                # Either way in one queue. A loop that is at work need not be woken.
+                call = self._loop.call_soon_threadsafe if in_thread else self._loop.call_soon
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
-                    self._loop.call_soon_threadsafe(self._heard, written)
+                    call(self._heard, written)
+
+    async def _ask(self, work: Callable[Concatenate[Driver, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A question for a row or two."""
+        answer = self._writer.read(work, *args, **kwargs)
+        if answer is not None:
+            return answer[0]
+
+        def elsewhere(connection: Connection) -> T:
+            return work(Driver(connection), *args, **kwargs)
+
+        return await self._read(elsewhere)
 
     async def _read(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         def run() -> T:
@@ -214,15 +219,15 @@ class SqlStore:
         return await to_thread.run_sync(run, limiter=self._read_turn)
 
 
-def _insert(connection: Connection, sandbox: Sandbox, at_most: int | None, keyed: KeyedCreate | None) -> bool:
+def _insert(driver: Driver, sandbox: Sandbox, at_most: int | None, keyed: KeyedCreate | None) -> bool:
     # One writer at a time: nobody inserts between the count and the insert.
-    if at_most is not None and _scalar(connection, _ALIVE, _home(sandbox)) >= at_most:
+    if at_most is not None and driver.execute(_ALIVE, _home(sandbox)).fetchone()[0] >= at_most:
         return False
     if keyed is not None:
-        idempotency.keep(connection, keyed)
-    connection.execute(_INSERT, to_row(sandbox))
-    _insert_metadata(connection, sandbox)
-    _insert_event(connection, event_row(sandbox, "created", micros(sandbox.created_at)))
+        idempotency.keep(driver, keyed)
+    driver.execute(_INSERT, to_row(sandbox))
+    _insert_metadata(driver, sandbox)
+    _insert_event(driver, event_row(sandbox, "created", micros(sandbox.created_at)))
     return True
 
 
@@ -230,41 +235,36 @@ def _home(sandbox: Sandbox) -> dict[str, Any]:
     return {"node": sandbox.node, "runtime": sandbox.runtime}
 
 
-def _replace(connection: Connection, old: Sandbox, new: Sandbox, event: str, keyed: KeyedCreate | None) -> bool:
-    taken = connection.execute(_REPLACE, {"old_id": old.id, "old_version": old.version, **changing(new)})
+def _replace(driver: Driver, old: Sandbox, new: Sandbox, event: str, keyed: KeyedCreate | None) -> bool:
+    taken = driver.execute(_REPLACE, {"old_id": old.id, "old_version": old.version, **changing(new)})
     if taken.rowcount == 0:
         return False
     if new.metadata != old.metadata:
-        connection.execute(sandbox_metadata.delete().where(sandbox_metadata.c.sandbox_id == old.id))
-        _insert_metadata(connection, new)
+        driver.execute(_DELETE_METADATA, {"of": old.id})
+        _insert_metadata(driver, new)
     if keyed is not None:
-        idempotency.answer(connection, keyed)
+        idempotency.answer(driver, keyed)
     at = micros(new.changed_at) if new.state is not old.state else _now()
-    _insert_event(connection, event_row(new, event, at))
+    _insert_event(driver, event_row(new, event, at))
     return True
 
 
-def _delete(connection: Connection, which: dict[str, Any], entry: HistoryEntry | None) -> bool:
-    found = connection.execute(_FIND, which).one_or_none()
-    if found is None:
+def _delete(driver: Driver, which: dict[str, Any], entry: HistoryEntry | None) -> bool:
+    row = _one(driver, _FIND, which)
+    if row is None:
         return False
-    connection.execute(sandboxes.delete().where(sandboxes.c.id == found.id))
+    driver.execute(_DELETE, {"id": row.id})
     if entry is not None:
-        history.keep(connection, entry, {"node": which["node"], "runtime": which["runtime"]})
-    row = from_row(found)
+        history.keep(driver, entry, {"node": which["node"], "runtime": which["runtime"]})
     if entry is not None and row.state not in ENDED:
         row = row.ended(entry.end)  # the last event says how it ended, as the history does
-    _insert_event(connection, event_row(row, "deleted", _now()))
+    _insert_event(driver, event_row(row, "deleted", _now()))
     return True
 
 
-_WRITTEN = "events of this transaction"
-
-
-def _insert_event(connection: Connection, values: dict[str, Any]) -> None:
-    key = connection.execute(_INSERT_EVENT, values).inserted_primary_key
-    assert key is not None
-    connection.info[_WRITTEN].append(to_event(key[0], values))
+def _insert_event(driver: Driver, values: dict[str, Any]) -> None:
+    (seq,) = driver.execute(_INSERT_EVENT, values).fetchone()
+    driver.written.append(to_event(seq, values))
 
 
 def _forget(connection: Connection, before: int) -> int:
@@ -272,17 +272,14 @@ def _forget(connection: Connection, before: int) -> int:
     return connection.execute(sandbox_events.delete().where(sandbox_events.c.at < before)).rowcount
 
 
-def _insert_metadata(connection: Connection, sandbox: Sandbox) -> None:
-    if sandbox.metadata:
-        connection.execute(
-            _INSERT_METADATA,
-            [{"sandbox_id": sandbox.id, "key": key, "value": value} for key, value in sandbox.metadata.items()],
-        )
+def _insert_metadata(driver: Driver, sandbox: Sandbox) -> None:
+    for key, value in sandbox.metadata.items():
+        driver.execute(_INSERT_METADATA, {"sandbox_id": sandbox.id, "key": key, "value": value})
 
 
-def _one(connection: Connection, query: Select[Any], values: dict[str, Any]) -> Sandbox | None:
-    row = connection.execute(query, values).one_or_none()
-    return from_row(row) if row is not None else None
+def _one(driver: Driver, query: Select[Any], values: dict[str, Any]) -> Sandbox | None:
+    found = driver.execute(query, values).fetchone()
+    return from_row(SandboxRow._make(found)) if found is not None else None
 
 
 def _all(connection: Connection, query: Select[Any], values: dict[str, Any]) -> tuple[Sandbox, ...]:
@@ -364,7 +361,10 @@ def _take(engine: Engine, path: Path, node: str, runtime: str, instance: str | N
                 # The driver opens no transaction before CREATE TABLE by itself, and half a migration must not stay.
                 writer.exec_driver_sql("BEGIN IMMEDIATE")
                 migrate(writer, str(path))
-                return writer, _identify(writer, path, instance), _next_epoch(writer, node, runtime)
+                found, epoch = _identify(writer, path, instance), _next_epoch(writer, node, runtime)
+            with writer.begin():
+                prepare(writer)
+            return writer, found, epoch
         except BaseException:
             writer.close()
             raise
@@ -400,7 +400,7 @@ def _next_epoch(connection: Connection, node: str, runtime: str) -> int:
 
 def _configure(connection: Any, record: Any) -> None:
     cursor = connection.cursor()
-    for pragma in ("busy_timeout=5000", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+    for pragma in (f"busy_timeout={BUSY_MILLISECONDS}", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

@@ -73,8 +73,13 @@ class Limits(BaseModel):
 
 
 class LaunchRequestProfile(StrEnum):
+    """
+    nested: commands may make user namespaces; isolated: only execd may, for isolated runs.
+    """
+
     STRICT = "strict"
     NESTED = "nested"
+    ISOLATED = "isolated"
 
 
 class LaunchRequest(BaseModel):
@@ -89,6 +94,7 @@ class LaunchRequest(BaseModel):
     env: dict[str, str] | None = None
     limits: Limits | None = None
     profile: LaunchRequestProfile = LaunchRequestProfile.STRICT
+    """nested: commands may make user namespaces; isolated: only execd may, for isolated runs."""
     token_sha256: Annotated[str, Field(alias="tokenSha256")]
     """64 hex digits; the token itself never comes here."""
     generation: int

@@ -50,15 +50,14 @@ def launch_request(spec: ports.LaunchSpec) -> wire.LaunchRequest:
     >>> launch_request(spec).profile        # doctest: +SKIP
     <LaunchRequestProfile.STRICT: 'strict'>
     """
-    limits = wire.Limits(
-        cpu_millis=spec.limits.cpu_millis, memory_bytes=spec.limits.memory_bytes, pids=spec.limits.pids
-    )
+    limits = wire.Limits(**{name: value for name, value in vars(spec.limits).items() if value is not None})
     return wire.LaunchRequest(
         id=spec.id,
         image=spec.image,
         entrypoint=list(spec.entrypoint),
         env=spec.env or None,
-        limits=limits if limits.model_dump(exclude_none=True) else None,
+        limits=limits if limits.model_fields_set else None,
+        profile=wire.LaunchRequestProfile.ISOLATED if spec.isolates else wire.LaunchRequestProfile.STRICT,
         token_sha256=spec.token_sha256,
         generation=spec.generation,
         deadline=spec.deadline,
