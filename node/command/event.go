@@ -17,11 +17,13 @@ import (
 // Stream tells standard output and standard error apart.
 type Stream uint8
 
-// The streams of a command. One that runs in the background has only the first: both are merged as they come.
+// The streams of a command. Where both are merged as they come there is only the first.
 const (
 	Stdout Stream = iota
 	Stderr
 )
+
+var streamNames = [2]string{Stdout: "stdout", Stderr: "stderr"}
 
 func (s Stream) event() wire.ExecutionEventType {
 	if s == Stderr {
@@ -42,17 +44,22 @@ const chunk = 64 << 10
 // closed, and continued by another, only when something else has to be said meanwhile.
 //
 // An exact framer knows no lines: what it is fed is one event at once, as bytes.
+//
+// Each event names an offset: the place in the output at which another framer takes over from here (see resume). It is
+// the place behind the line's terminator, the pending one included. Of the other stream a line may have begun before
+// it that is not sent yet: whether that is so follows from the output alone.
 type framer struct {
-	exact  bool
-	w      io.Writer
-	reader *Reader // where what it is fed comes from; nil: it is fed nothing
-	lines  [2]line
-	open   *line  // the one whose event is begun and not ended
-	out    []byte // encoded events that wait to be written
-	stamp  []byte // the time of what is being fed, encoded; asking for it once per line costs more than the line
-	lost   int64  // bytes of lines that the spool had dropped when they were read again
-	gone   error  // why nothing can be written any more
-	failed error  // why the spool could not be read
+	exact   bool
+	w       io.Writer
+	reader  *Reader // where what it is fed comes from; nil: it is fed nothing
+	lines   [2]line
+	open    *line  // the one whose event is begun and not ended
+	out     []byte // encoded events that wait to be written
+	stamp   []byte // the time of what is being fed, encoded; asking for it once per line costs more than the line
+	oneLeft bool   // of two incomplete last lines the first is sent; see close
+	lost    int64  // bytes of lines that the spool had dropped when they were read again
+	gone    error  // why nothing can be written any more
+	failed  error  // why the spool could not be read
 }
 
 // line is what is known of a stream's current line.
@@ -62,6 +69,8 @@ type line struct {
 	text    []byte   // the line so far; of a line in pieces, the beginning of a rune
 	size    int64    // bytes of the line so far
 	start   position // of its first byte
+	sent    int64    // offset behind what of it is sent, for the event that is open
+	fed     int64    // offset behind what of a line in pieces has come
 	form    form
 }
 
@@ -115,7 +124,7 @@ func (f *framer) feed(s Stream, data []byte) {
 		}
 		behind := len(data) - end - width
 		f.extend(l, data[:end+width], behind)
-		f.finish(l, behind)
+		f.finish(l, behind, f.reader.before(len(data)-end-1).off)
 		l.pending = width == 0
 		data = data[end+1:]
 		newline -= end + 1
@@ -133,8 +142,8 @@ func (f *framer) extend(l *line, data []byte, behind int) {
 	l.size += int64(len(data))
 	switch {
 	case l.form == inPieces:
-		f.piece(l, data)
-	case l.size <= chunk:
+		f.piece(l, data, f.reader.before(behind).off)
+	case l.size <= min(chunk, f.reader.repeatable()):
 		l.text = append(l.text, data...)
 	default:
 		l.form, l.text = spooled, l.text[:0]
@@ -144,8 +153,8 @@ func (f *framer) extend(l *line, data []byte, behind int) {
 	}
 }
 
-// finish sends a line that is complete. An empty text says nothing and is not sent.
-func (f *framer) finish(l *line, behind int) {
+// finish sends a line that is complete, as the event whose offset is at. An empty text says nothing and is not sent.
+func (f *framer) finish(l *line, behind int, at int64) {
 	if l.form == spooled {
 		f.again(l, behind)
 	}
@@ -154,6 +163,7 @@ func (f *framer) finish(l *line, behind int) {
 		f.out = appendText(f.out, l.text)
 	}
 	if f.open == l {
+		l.sent = at
 		f.cut()
 	}
 	l.form, l.size, l.text = held, 0, l.text[:0]
@@ -162,15 +172,45 @@ func (f *framer) finish(l *line, behind int) {
 	}
 }
 
-// close sends the last lines, which had no end.
+// leftover is true when there is something of the line that has not been sent.
+func (l *line) leftover() bool {
+	if l.form == inPieces {
+		return len(l.text) > 0
+	}
+	return l.size > 0
+}
+
+// close sends the last lines, which had no end: first the one of the stream that did not write last. An event of the
+// other may already have the offset of the end; then the one that remains gets the next number, as if the newline it
+// lacks were there.
 func (f *framer) close() {
 	f.tick()
-	for s := range f.lines {
-		l := &f.lines[s]
-		if l.size > 0 {
-			f.finish(l, 0)
+	f.cut()
+	end := f.reader.off
+	if f.lines[Stdout].leftover() || f.lines[Stderr].leftover() {
+		owner, _, err := f.reader.byteBefore()
+		if err != nil {
+			f.failed = err
+			return
 		}
-		l.pending = false
+		last, other := &f.lines[owner], &f.lines[1-owner]
+		switch {
+		case last.form != inPieces && last.leftover() && (f.oneLeft || other.leftover()):
+			if !f.oneLeft {
+				f.finish(other, 0, end)
+			}
+			f.finish(last, 0, end+1)
+		case last.leftover():
+			f.finish(last, 0, end)
+			fallthrough
+		default:
+			if other.leftover() {
+				f.finish(other, 0, end+1)
+			}
+		}
+	}
+	for s := range f.lines {
+		f.lines[s] = line{stream: Stream(s)}
 	}
 }
 
@@ -194,23 +234,45 @@ func (f *framer) again(l *line, behind int) {
 			break
 		}
 		if s == l.stream {
-			f.piece(l, buf[:n])
+			f.piece(l, buf[:n], min(reader.off, end))
 			found += int64(n)
 		}
 	}
 	f.lost += l.size - found
 }
 
-// piece sends a part of a line. Of a rune only all bytes together.
-func (f *framer) piece(l *line, data []byte) {
-	f.begin(l)
-	l.text = append(l.text, data...)
-	keep := len(l.text) - partialRune(l.text)
-	f.out = appendText(f.out, l.text[:keep])
-	l.text = append(l.text[:0], l.text[keep:]...)
+// piece sends a part of a line that ends at an offset. Of a rune only all bytes together.
+func (f *framer) piece(l *line, data []byte, end int64) {
+	send, keep := l.split(data, end)
+	if len(send) > 0 {
+		f.begin(l)
+		f.out = appendText(f.out, send)
+		l.sent = end - int64(len(keep))
+	}
+	l.text = append(l.text[:0], keep...)
 	if len(f.out) >= chunk {
 		f.flush()
 	}
+}
+
+// split divides what of a line in pieces has come so far into what is sent now and the beginning of a rune. It depends
+// on what the streams wrote in which order, and not on how that is read: resume counts on it.
+//
+// Something of the new bytes is sent, or nothing: an event with nothing of them would have no offset of its own. So
+// where the beginning of a rune turns out to be none when the other stream has written meanwhile, the next beginning
+// goes with it.
+func (l *line) split(data []byte, end int64) (send, keep []byte) {
+	held := len(l.text)
+	if end-int64(len(data)) == l.fed {
+		held = 0 // nothing was in between
+	}
+	l.fed = end
+	l.text = append(l.text, data...)
+	cut := len(l.text) - partialRune(l.text)
+	if cut <= held && cut > 0 {
+		cut = len(l.text)
+	}
+	return l.text[:cut], l.text[cut:]
 }
 
 // begin opens the event of a line, with the pending terminator in front.
@@ -230,10 +292,17 @@ func (f *framer) begin(l *line) {
 // cut ends the event that is open.
 func (f *framer) cut() {
 	if f.open != nil {
+		at := f.open.sent
 		f.open = nil
 		f.out = append(f.out, '"')
+		f.offset(at)
 		f.tail()
 	}
+}
+
+func (f *framer) offset(at int64) {
+	f.out = append(f.out, `,"offset":`...)
+	f.out = strconv.AppendInt(f.out, at, 10)
 }
 
 // emitExact encodes one event with the bytes as they are.
@@ -245,6 +314,7 @@ func (f *framer) emitExact(s Stream, data []byte) {
 	f.out = append(f.out, `,"data":"`...)
 	f.out = base64.StdEncoding.AppendEncode(f.out, data)
 	f.out = append(f.out, '"')
+	f.offset(f.reader.off)
 	f.tail()
 }
 
@@ -269,7 +339,7 @@ func (f *framer) event(kind wire.ExecutionEventType, text string) {
 	f.tail()
 }
 
-// terminal encodes the one event that ends a stream.
+// terminal encodes the one event that ends a stream. Without a reader there was no output to have an offset.
 func (f *framer) terminal(end *wire.CommandEnd, took time.Duration) {
 	ms := took.Milliseconds()
 	e := wire.ExecutionEvent{Timestamp: time.Now().UnixMilli(), End: end}
@@ -277,6 +347,9 @@ func (f *framer) terminal(end *wire.CommandEnd, took time.Duration) {
 		e.Type, e.ExecutionTime = wire.ExecutionEventTypeExecutionComplete, &ms
 	} else {
 		e.Type, e.Error = wire.ExecutionEventTypeError, executionError(end)
+	}
+	if f.reader != nil {
+		e.Offset = &f.reader.off
 	}
 	data, err := reply.Marshal(e)
 	if err != nil {

@@ -69,19 +69,24 @@ func decoded(t *testing.T, out []byte) (events []wire.ExecutionEvent) {
 		if len(event) == 0 {
 			continue
 		}
-		if bytes.ContainsAny(event, "\n\r") {
-			t.Fatalf("a raw line end in %q", event)
-		}
-		var e wire.ExecutionEvent
-		if err := json.Unmarshal(event, &e); err != nil {
-			t.Fatalf("%v in %.100q", err, event)
-		}
-		if e.Text == "" || e.Timestamp == 0 {
-			t.Fatalf("an empty text, or no time: %q", event)
-		}
-		events = append(events, e)
+		events = append(events, parsed(t, event))
 	}
 	return events
+}
+
+// parsed reads one event.
+func parsed(t *testing.T, event []byte) (e wire.ExecutionEvent) {
+	t.Helper()
+	if bytes.ContainsAny(event, "\n\r") {
+		t.Fatalf("a raw line end in %q", event)
+	}
+	if err := json.Unmarshal(event, &e); err != nil {
+		t.Fatalf("%v in %.100q", err, event)
+	}
+	if e.Text+e.Data == "" || e.Timestamp == 0 {
+		t.Fatalf("an empty text, or no time: %q", event)
+	}
+	return e
 }
 
 func texts(events []wire.ExecutionEvent) (texts [2][]string) {
@@ -222,6 +227,7 @@ func TestWhatWasDroppedOfALongLineIsCounted(t *testing.T) {
 
 func TestExactFramerGivesEveryByteBackAtOnce(t *testing.T) {
 	f := newFramer(nil, true)
+	f.reader = &Reader{}
 	for _, piece := range []string{"prompt: ", "\xff\x00\r", "\n\n", ""} {
 		before := len(f.out)
 		f.feed(Stderr, []byte(piece))

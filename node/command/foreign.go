@@ -3,9 +3,11 @@
 package command
 
 import (
+	"math"
 	"net/http"
 	"time"
 
+	"opensandbox.io/node/reply"
 	"opensandbox.io/node/spawn"
 	"opensandbox.io/node/wire"
 )
@@ -95,6 +97,19 @@ func (f *Foreign) Classify(p *spawn.Process) *wire.CommandEnd {
 	return classify(status, known, nobody, kills)
 }
 
+// ServeLog answers with what it has written so far, from the byte on that the query names, but not more than most. The
+// header named by key says where to go on.
+func (f *Foreign) ServeLog(w http.ResponseWriter, req *http.Request, key string, most int64) {
+	cursor, err := number(req, "cursor", 0, 0, math.MaxInt64)
+	if err != nil {
+		reply.Error(w, req, err)
+		return
+	}
+	end, base, _ := f.log.extent()
+	end = min(end, max(cursor, base)+most)
+	sendLog(w, req, key, cursor, base, end, func(from int64) (*Reader, error) { return f.log.follow(from, true) })
+}
+
 // Streamer writes events of foreign commands to a client.
 type Streamer struct {
 	runner  *Runner
@@ -136,7 +151,9 @@ func (s *Streamer) Heartbeat(done <-chan struct{}) bool {
 }
 
 // Follow sends the output of a command and its end; it returns early when the client is gone.
-func (s *Streamer) Follow(f *Foreign) { s.runner.stream(http.NewResponseController(s.w), s.req, f.Command, s.framer) }
+func (s *Streamer) Follow(f *Foreign) {
+	s.runner.stream(http.NewResponseController(s.w), s.req, f.Command, s.framer, 0)
+}
 
 // End ends a stream that never came to its command.
 func (s *Streamer) End(end *wire.CommandEnd) {

@@ -3,11 +3,9 @@
 package command
 
 import (
-	"errors"
 	"os"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,10 +13,10 @@ import (
 // pipe moves what a process writes to its log. It sleeps in the runtime's poller, without a thread and without a
 // buffer, while nothing comes.
 type pipe struct {
-	file    *os.File
-	raw     syscall.RawConn
-	stream  Stream
-	drained chan struct{} // closed when everything written before drain has been moved
+	file   *os.File
+	raw    syscall.RawConn
+	stream Stream
+	mu     sync.Mutex // from a read until its bytes are in the log
 }
 
 var buffers = sync.Pool{New: func() any { return new([chunk]byte) }}
@@ -42,92 +40,57 @@ func newPipe(s Stream) (*pipe, *os.File, error) {
 		_ = w.Close()
 		return nil, nil, err
 	}
-	return &pipe{file: file, raw: raw, stream: s, drained: make(chan struct{})}, w, nil
+	return &pipe{file: file, raw: raw, stream: s}, w, nil
 }
-
-// drain asks copy to move what is in the pipe and then to close drained. The process has ended before.
-func (p *pipe) drain() { _ = p.file.SetReadDeadline(time.Unix(1, 0)) }
 
 // copy runs until the last writer has closed the pipe, which can be long after the command's end.
 func (p *pipe) copy(log *Log) {
 	defer log.writerGone()
 	defer p.file.Close()
-	draining := false
-	defer func() {
-		if !draining {
-			close(p.drained)
-		}
-	}()
-	for {
-		more, err := p.move(log)
-		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded) && !draining:
-			draining = true
-			more = p.empty(log)
-			_ = p.file.SetReadDeadline(time.Time{})
-			close(p.drained)
-		case err != nil:
-			return
-		}
-		if !more {
+	for ended := false; !ended; {
+		err := p.raw.Read(func(fd uintptr) bool {
+			n, err := p.move(int(fd), log)
+			ended = n == 0 && err != unix.EAGAIN
+			return err != unix.EAGAIN
+		})
+		if err != nil {
 			return
 		}
 	}
 }
 
-// move waits for output and stores one bufferful; more is false at the end.
-func (p *pipe) move(log *Log) (more bool, err error) {
-	var n int
-	var failed error
-	var buf *[chunk]byte
-	err = p.raw.Read(func(fd uintptr) bool {
-		buf = buffers.Get().(*[chunk]byte)
-		n, failed = read(int(fd), buf[:])
-		if failed == unix.EAGAIN {
-			buffers.Put(buf)
-			buf = nil
-			return false
-		}
-		return true
-	})
-	if buf != nil {
-		defer buffers.Put(buf)
-	}
-	if err != nil {
-		return true, err
-	}
-	if failed != nil || n == 0 {
-		return false, nil
-	}
-	log.append(p.stream, buf[:n])
-	return true, nil
-}
-
-// empty stores what is in the pipe now. One that goes on writing could keep us here, so not more than fits into a
-// pipe: everything older is in that.
-func (p *pipe) empty(log *Log) (more bool) {
-	more = true
+// move stores one bufferful, if there is something.
+func (p *pipe) move(fd int, log *Log) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	buf := buffers.Get().(*[chunk]byte)
 	defer buffers.Put(buf)
+	n, err := read(fd, buf[:])
+	if n > 0 {
+		log.append(p.stream, buf[:n])
+		return n, nil
+	}
+	return 0, err
+}
+
+// drain stores what is in the pipe now; the process has ended before. One that was left behind and goes on writing could
+// keep us here, so not more than fits into a pipe: everything older is in that, or copy has read it and is storing it,
+// which move waits for; copy closes the pipe only after that. Whoever waits for the end does this, and not the goroutine
+// that copies: it would have to be woken first.
+func (p *pipe) drain(log *Log) {
 	_ = p.raw.Control(func(fd uintptr) {
 		capacity, err := unix.FcntlInt(fd, unix.F_GETPIPE_SZ, 0)
 		if err != nil {
 			capacity = chunk
 		}
 		for moved := 0; moved < capacity; {
-			n, err := read(int(fd), buf[:])
-			if err == unix.EAGAIN {
+			n, err := p.move(int(fd), log)
+			if n == 0 || err != nil {
 				return
 			}
-			if err != nil || n == 0 {
-				more = false
-				return
-			}
-			log.append(p.stream, buf[:n])
 			moved += n
 		}
 	})
-	return more
 }
 
 func read(fd int, buf []byte) (int, error) {

@@ -28,7 +28,11 @@ const (
 
 // prepare checks a request and resolves everything in it. The caller closes spec.Dir.
 func (r *Runner) prepare(req *wire.RunCommandRequest) (*launch, error) {
-	l := &launch{merge: req.Background, record: Record{Background: req.Background, UID: req.UID}}
+	l := &launch{merge: req.Background, stdin: req.Stdin, record: Record{Background: req.Background, UID: req.UID}}
+	if req.Merge != nil {
+		l.merge = *req.Merge
+	}
+	l.record.Merged = l.merge
 	switch {
 	case req.Command != "" && len(req.Argv) > 0:
 		return nil, invalid("Give either command or argv, not both.")

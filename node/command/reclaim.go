@@ -36,7 +36,8 @@ const (
 )
 
 // staysFull tells a bomb from a crowd that leaves together with its command: forks are still refused, or nobody goes.
-func (r *Runner) staysFull(first, last cgroup.Usage) bool {
+func (r *Runner) staysFull(first cgroup.Usage) bool {
+	last := first
 	for began := time.Now(); ; {
 		waited := time.Since(began)
 		switch {
@@ -57,15 +58,14 @@ func (r *Runner) staysFull(first, last cgroup.Usage) bool {
 
 // crowded completes the end of a command during which forks were refused: it says so, and where the sandbox is
 // still full or still refuses, it ends the fork bomb now, before the next command has to fight it for a place. What
-// a command left behind on purpose has nothing to fear while there is room. first and last were measured after the
-// command's end.
-func (r *Runner) crowded(c *Command, end *wire.CommandEnd, first, last cgroup.Usage) {
+// a command left behind on purpose has nothing to fear while there is room. last was measured after the command's end.
+func (r *Runner) crowded(c *Command, end *wire.CommandEnd, last cgroup.Usage) {
 	limit := "its limit of processes"
 	if last.PidsLimit > 0 {
 		limit = fmt.Sprintf("its limit of %d processes", last.PidsLimit)
 	}
 	note(end, "The sandbox reached "+limit+" while it ran.")
-	if !r.staysFull(first, last) {
+	if !r.staysFull(last) {
 		return
 	}
 	bomb := r.reclaim(c)
@@ -117,7 +117,7 @@ func (r *Runner) reclaim(ending *Command) *Command {
 		return nil
 	}
 	r.Log.Warn("killing what a finished command left: it fills the sandbox", "command", bomb.rec.ID, "processes", sessions[pid])
-	tree := spawn.NewTree(pid)
+	tree := bomb.process().Tree()
 	defer tree.Close()
 	tree.Kill()
 	if bomb == ending {

@@ -36,6 +36,7 @@ type Record struct {
 	ID         string    `json:"id"`
 	Content    string    `json:"content"` // the command line
 	Background bool      `json:"background,omitempty"`
+	Merged     bool      `json:"merged,omitempty"` // both streams went through one pipe
 	RequestID  string    `json:"request_id,omitempty"`
 	Client     string    `json:"client,omitempty"` // the address it came from, as ingress saw it
 	UserAgent  string    `json:"user_agent,omitempty"`
@@ -50,12 +51,14 @@ type Record struct {
 	Lost       int64            `json:"lost,omitempty"`   // bytes of the beginning that were dropped
 }
 
-// status is the record as the API shows it.
-func (r *Record) status() wire.CommandStatus {
-	background := r.Background
+// status is what is known of a command as the API shows it.
+func (c *Command) status() wire.CommandStatus {
+	r := c.Record()
+	background, open := r.Background, c.stdin().open()
+	output, _ := c.log.own()
 	s := wire.CommandStatus{
 		ID: r.ID, Content: r.Content, Running: r.End == nil, StartedAt: r.StartedAt, FinishedAt: r.FinishedAt,
-		Background: &background, End: r.End,
+		Background: &background, End: r.End, StdinOpen: &open, OutputBytes: &output,
 	}
 	if r.End != nil {
 		s.ExitCode = r.End.ExitCode

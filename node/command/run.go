@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -50,8 +51,9 @@ type Runner struct {
 
 	mu       sync.Mutex
 	commands map[string]*Command
-	order    []*Command // by start
-	text     int        // bytes of command lines held
+	order    []*Command             // by start
+	keys     map[string]*repeatable // by Idempotency-Key; nil until there is one
+	text     int                    // bytes of command lines held
 	closed   bool
 	running  sync.WaitGroup // goroutines that watch processes and pipes
 }
@@ -66,7 +68,9 @@ type Command struct {
 	mu    sync.Mutex
 	proc  *spawn.Process // nil until it has started, and when it did not
 	pipes []*pipe
-	stop  func() // ends a foreign one, which has no process
+	input *input      // nil: it reads nothing
+	claim *repeatable // the Idempotency-Key it was started with; under the runner's lock
+	stop  func()      // ends a foreign one, which has no process
 	rec   Record
 }
 
@@ -97,7 +101,7 @@ func (r *Runner) recall() {
 			r.journal.write(&rec)
 		}
 		c := &Command{log: r.spool.newLog(rec.ID), done: make(chan struct{}), rec: rec}
-		c.log.recall()
+		c.log.recall(rec.Output, rec.Lost)
 		close(c.done)
 		r.commands[rec.ID] = c
 		r.order = append(r.order, c)
@@ -114,6 +118,12 @@ func (c *Command) Pid() int {
 		return p.Pid
 	}
 	return 0
+}
+
+func (c *Command) stdin() *input {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.input
 }
 
 func (c *Command) process() *spawn.Process {
@@ -140,6 +150,22 @@ func (r *Runner) Find(id string) (*Command, error) {
 	return c, nil
 }
 
+// newest gives the commands that fit, newest first.
+func (r *Runner) newest(most int, fits func(*Command) bool) (found []*Command) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	for _, c := range slices.Backward(r.order) {
+		if len(found) == most {
+			break
+		}
+		if !c.expired(now) && fits(c) {
+			found = append(found, c)
+		}
+	}
+	return found
+}
+
 func (c *Command) expired(now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -154,6 +180,7 @@ type launch struct {
 	path    string // argv[0], found; empty: notFound says why not
 	spec    spawn.Spec
 	merge   bool // both streams through one pipe, so that their order is exact
+	stdin   bool // its input stays open
 	timeout time.Duration
 	record  Record
 }
@@ -183,7 +210,7 @@ func (r *Runner) RunEntrypoint(argv []string) (*Command, error) {
 	l := &launch{id: EntrypointID, argv: argv, merge: true, spec: spawn.Spec{Env: env.list, Dir: dir}}
 	l.content = quote(argv)
 	l.path = find(argv[0], env)
-	l.record.Background = true
+	l.record.Background, l.record.Merged = true, true
 	return r.start(l)
 }
 
@@ -259,6 +286,7 @@ func (r *Runner) prune() {
 		excess--
 		r.text -= len(c.rec.Content)
 		delete(r.commands, c.rec.ID)
+		r.disclaim(c.claim)
 		r.spool.forget(c.log)
 	}
 	clear(r.order[len(kept):])
@@ -318,6 +346,17 @@ func (r *Runner) spawn(c *Command, l *launch) error {
 	if l.merge {
 		ends[1] = ends[0]
 	}
+	var in *input
+	if l.stdin {
+		var theirs *os.File
+		var err error
+		if in, theirs, err = newInput(); err != nil {
+			discard()
+			return err
+		}
+		defer theirs.Close()
+		l.spec.Stdin = theirs
+	}
 	spec := l.spec
 	spec.Path, spec.Args, spec.Stdout, spec.Stderr = l.path, l.argv, ends[0], ends[1]
 	proc, err := r.Spawner.Start(spec)
@@ -331,10 +370,13 @@ func (r *Runner) spawn(c *Command, l *launch) error {
 	}
 	if err != nil {
 		discard()
+		if in != nil {
+			in.close(closedByEnd)
+		}
 		return err
 	}
 	c.mu.Lock()
-	c.proc, c.pipes = proc, pipes
+	c.proc, c.pipes, c.input = proc, pipes, in
 	c.mu.Unlock()
 	c.log.opened(len(pipes))
 	r.running.Add(len(pipes))
@@ -354,13 +396,12 @@ func (r *Runner) watch(c *Command, timer *time.Timer) {
 	if timer != nil {
 		timer.Stop()
 	}
-	first, _ := r.measure()
+	if c.input != nil {
+		c.input.close(closedByEnd)
+	}
 	// All it wrote is in the pipes now. What is left of it may hold them open for ever and is not waited for.
 	for _, p := range c.pipes {
-		p.drain()
-	}
-	for _, p := range c.pipes {
-		<-p.drained
+		p.drain(c.log)
 	}
 	status, known := c.proc.Status()
 	var kills, refused int64
@@ -369,8 +410,13 @@ func (r *Runner) watch(c *Command, timer *time.Timer) {
 		kills, refused = last.OOMKills-c.before.OOMKills, last.PidsRefused-c.before.PidsRefused
 	}
 	end := classify(status, known, cause(c.why.Load()), kills)
+	if known {
+		cpu, peak := c.proc.Usage()
+		ms := cpu.Milliseconds()
+		end.CPUMs, end.PeakMemoryBytes = &ms, &peak
+	}
 	if refused > 0 {
-		r.crowded(c, end, first, last)
+		r.crowded(c, end, last)
 	}
 	r.end(c, end)
 }
@@ -431,7 +477,7 @@ func (r *Runner) Interrupt(ctx context.Context, id string) error {
 // terminate asks all that came out of a command to leave, and ends those that do not.
 func (c *Command) terminate(proc *spawn.Process) {
 	c.why.CompareAndSwap(int32(nobody), int32(byInterrupt))
-	tree := spawn.NewTree(proc.Pid)
+	tree := proc.Tree()
 	defer tree.Close()
 	tree.Terminate()
 	// Whoever was forked while the others were being asked was not asked.
@@ -444,7 +490,7 @@ func (c *Command) terminate(proc *spawn.Process) {
 func (r *Runner) Terminate(c *Command) {
 	c.why.CompareAndSwap(int32(nobody), int32(byShutdown))
 	proc := c.process()
-	tree := spawn.NewTree(proc.Pid)
+	tree := proc.Tree()
 	defer tree.Close()
 	tree.Scan()
 	_ = proc.SignalGroup(unix.SIGTERM)
@@ -464,7 +510,7 @@ func (r *Runner) kill(c *Command, why cause) {
 		return
 	}
 	c.why.CompareAndSwap(int32(nobody), int32(why))
-	tree := spawn.NewTree(proc.Pid)
+	tree := proc.Tree()
 	defer tree.Close()
 	tree.Kill()
 	// Also where /proc could not be read.

@@ -150,6 +150,8 @@ type Log struct {
 	switches   int64    // entries ever written to idx
 	firstEntry int64    // first of them that still matters
 	baseStream Stream   // stream in force at base
+	count      [2]int64 // bytes ever written to each stream
+	dropped    [2]int64 // those of them before base
 	finished   bool     // the command has ended and all it wrote is here
 	finishedAt int64    // end at that moment; leftovers of the command may still add to it
 	writers    int      // pipes that may still bring something
@@ -238,6 +240,7 @@ func (l *Log) store(s Stream, data []byte) (err error) {
 		return err
 	}
 	l.end += int64(len(data))
+	l.count[s] += int64(len(data))
 	l.spool.used.Add(int64(len(data)))
 	if over := l.sizeLocked() - l.spool.commandMax; over > 0 {
 		return l.trim(min(l.end, l.base+max(over, min(trimStep, l.spool.commandMax/4))))
@@ -252,22 +255,29 @@ func (l *Log) trim(to int64) error {
 	}
 	before := l.sizeLocked()
 	// Entries at or before the new base tell which stream is in force there and are not needed after that.
-	var entry [8]byte
 	for l.idx != nil && l.firstEntry < l.switches {
-		if _, err := l.idx.ReadAt(entry[:], l.firstEntry*8); err != nil {
+		at, s, err := l.change(l.firstEntry)
+		if err != nil || at > to {
 			break
 		}
-		v := binary.LittleEndian.Uint64(entry[:])
-		if int64(v>>1) > to {
-			break
-		}
-		l.baseStream = Stream(v & 1)
+		l.dropped[l.baseStream] += at - l.base
+		l.base, l.baseStream = at, s
 		l.firstEntry++
 	}
+	l.dropped[l.baseStream] += to - l.base
 	err := errors.Join(punch(l.idx, l.firstEntry*8), punch(l.file, to))
 	l.base = to
 	l.spool.used.Add(l.sizeLocked() - before)
 	return err
+}
+
+// change reads an entry of the index: where the stream changes, and to which. Called with the lock held, because entries
+// that are dropped read as zero.
+func (l *Log) change(entry int64) (at int64, s Stream, err error) {
+	var b [8]byte
+	_, err = l.idx.ReadAt(b[:], entry*8)
+	v := binary.LittleEndian.Uint64(b[:])
+	return int64(v >> 1), Stream(v & 1), err
 }
 
 // punch frees the beginning of a file up to an offset. On a filesystem that cannot do it the log stops to grow.
@@ -309,7 +319,7 @@ func (l *Log) drop() {
 	}
 	if l.file == nil { // closed, so nobody will write: the files can go
 		before := l.sizeLocked()
-		l.base, l.firstEntry, l.baseStream = l.end, l.switches, l.stream
+		l.base, l.firstEntry, l.baseStream, l.dropped = l.end, l.switches, l.stream, l.count
 		l.spool.used.Add(l.sizeLocked() - before)
 		l.spool.remove(l.name + ".log")
 		l.spool.remove(l.name + ".idx")
@@ -349,11 +359,13 @@ func (l *Log) finish(end int64) {
 	l.release()
 }
 
-// recall takes over the files of an earlier run of the daemon.
-func (l *Log) recall() {
+// recall takes over the files of an earlier run of the daemon, which had written so many bytes and dropped so many.
+func (l *Log) recall(output, lost int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.finished = true
+	l.base, l.end, l.finishedAt = output, output, output
+	l.count[Stdout], l.dropped[Stdout] = output, output
 	f, err := l.spool.open(l.name+".log", unix.O_RDONLY)
 	if err != nil {
 		return
@@ -363,15 +375,45 @@ func (l *Log) recall() {
 		return
 	}
 	l.finishedAt = l.end
+	// Before it is the hole of what was dropped; the hole ends with a page, what was dropped need not.
+	l.base = min(lost, l.end)
 	if data, err := f.Seek(0, unix.SEEK_DATA); err == nil {
-		l.base = data // before it is the hole of what was dropped
+		l.base = max(l.base, data)
 	}
+	// How much of what is gone was which is not known any more.
+	l.dropped, l.count = [2]int64{Stdout: l.base}, [2]int64{Stdout: l.base}
+	l.recallIndex()
+	l.spool.used.Add(l.sizeLocked())
+}
+
+// recallIndex is the part of recall that is about the streams.
+func (l *Log) recallIndex() {
+	counted := l.base // up to here
 	if idx, err := l.spool.open(l.name+".idx", unix.O_RDONLY); err == nil {
+		defer idx.Close()
+		l.idx = idx
+		defer func() { l.idx = nil }()
 		size, _ := idx.Seek(0, io.SeekEnd)
 		l.switches = size / 8
-		_ = idx.Close()
 	}
-	l.spool.used.Add(l.sizeLocked())
+	for entry := range l.switches {
+		at, s, err := l.change(entry)
+		if err != nil || at > l.end {
+			l.switches = entry
+			break
+		}
+		if at <= l.base {
+			// Also those in the hole, which are zero. Streams alternate, so the next one tells what is in force at base.
+			l.firstEntry, l.baseStream, l.stream = entry+1, s, s
+			continue
+		}
+		if counted == l.base {
+			l.baseStream, l.stream = 1-s, 1-s
+		}
+		l.count[l.stream] += at - counted
+		counted, l.stream = at, s
+	}
+	l.count[l.stream] += l.end - counted
 }
 
 // release closes the files when neither a writer nor a reader is left.
@@ -405,6 +447,8 @@ type Reader struct {
 	entries []byte // those read ahead, from entry on
 	stalled bool   // did not read when it was waited for
 	beyond  bool   // also what leftovers of a finished command write
+	filter  bool   // only the stream wanted
+	wanted  Stream
 	ready   chan struct{}
 }
 
@@ -431,20 +475,116 @@ func (l *Log) follow(off int64, beyond bool) (*Reader, error) {
 	l.refs++
 	r := &Reader{log: l, off: off, beyond: beyond, ready: make(chan struct{}, 1)}
 	l.readers = append(l.readers, r)
+	if err := r.locate(); err != nil {
+		l.gone(r)
+		return nil, err
+	}
 	return r, nil
+}
+
+// followStream is follow for the bytes of one stream, beginning with the one that has that number in it.
+func (l *Log) followStream(s Stream, number int64) (*Reader, error) {
+	r, err := l.follow(0, true)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r.filter, r.wanted = true, s
+	if r.off, err = l.place(s, number); err == nil {
+		err = r.locate()
+	}
+	if err != nil {
+		l.gone(r)
+		return nil, err
+	}
+	return r, nil
+}
+
+// place gives the offset of a byte of a stream. Called with the lock held.
+func (l *Log) place(s Stream, number int64) (int64, error) {
+	passed, at, in := l.dropped[s], l.base, l.baseStream
+	buf := make([]byte, 0, 4096)
+	for entry := l.firstEntry; entry < l.switches; entry++ {
+		if len(buf) == 0 {
+			buf = buf[:8*min(l.switches-entry, int64(cap(buf)/8))]
+			if _, err := l.idx.ReadAt(buf, entry*8); err != nil {
+				return 0, err
+			}
+		}
+		v := binary.LittleEndian.Uint64(buf)
+		if buf = buf[8:]; len(buf) == 0 {
+			buf = make([]byte, 0, 4096)
+		}
+		next := int64(v >> 1)
+		if in == s {
+			if number < passed+next-at {
+				break
+			}
+			passed += next - at
+		}
+		at, in = next, Stream(v&1)
+	}
+	if in == s {
+		at += max(0, number-passed)
+	}
+	return at, nil
+}
+
+// extentOf is extent for one stream.
+func (l *Log) extentOf(s Stream) (end, lost int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.count[s], l.dropped[s]
+}
+
+// own gives where the command's own output ends, and whether that is known already.
+func (l *Log) own() (end int64, finished bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.finished {
+		return l.finishedAt, true
+	}
+	return l.end, false
 }
 
 // Close ends the reading.
 func (r *Reader) Close() {
-	l := r.log
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	r.log.mu.Lock()
+	defer r.log.mu.Unlock()
+	r.log.gone(r)
+}
+
+// gone takes a reader off. Called with the lock held.
+func (l *Log) gone(r *Reader) {
 	if i := slices.Index(l.readers, r); i >= 0 {
 		l.readers = slices.Delete(l.readers, i, i+1)
 		l.refs--
 		l.advanced()
 		l.release()
 	}
+}
+
+// locate finds the stream in force at the reader's offset without passing all changes before it. Called with the lock
+// held.
+func (r *Reader) locate() error {
+	l := r.log
+	first, behind := l.firstEntry, l.switches
+	r.entry, r.entries, r.stream = first, nil, l.baseStream
+	for first < behind {
+		middle := first + (behind-first)/2
+		at, s, err := l.change(middle)
+		if err != nil {
+			return err
+		}
+		if at > r.off {
+			behind = middle
+			continue
+		}
+		first = middle + 1
+		r.entry, r.stream = first, s
+	}
+	return nil
 }
 
 // position is a place in a log, with what a reader there has to know.
@@ -492,11 +632,17 @@ func (r *Reader) Read(buf []byte) (n int, s Stream, lost int64, done bool, err e
 			l.mu.Unlock()
 			return 0, r.stream, lost, done, nil
 		}
-		limit, err = r.withinStream(min(limit, r.off+int64(len(buf))))
+		limit, err = r.withinStream(limit)
+		if err == nil && r.filter && r.stream != r.wanted {
+			r.off = limit
+			l.mu.Unlock()
+			continue
+		}
 		l.mu.Unlock()
 		if err != nil {
 			return 0, 0, lost, false, err
 		}
+		limit = min(limit, r.off+int64(len(buf)))
 		n, err = file.ReadAt(buf[:limit-r.off], r.off)
 		if int64(n) == limit-r.off {
 			err = nil

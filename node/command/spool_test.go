@@ -4,11 +4,15 @@ package command
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func testSpool(t *testing.T, perLog, total int64) *Spool {
@@ -182,6 +186,78 @@ func TestLogConcurrently(t *testing.T) {
 }
 
 // What a program wrote before its end is moved even if the pipe is never read before, and never ends.
+// Each stream alone, from any byte of it, also when the beginning is gone and after the daemon was started anew.
+func TestOneStreamOfALog(t *testing.T) {
+	spool := testSpool(t, 1<<20, 1<<20)
+	log := spool.newLog("x")
+	log.opened(1)
+	var whole [2]string
+	for i := range 200 {
+		s := Stream(i / 3 % 2)
+		text := fmt.Sprintf("%d:%d,", s, i)
+		whole[s] += text
+		log.append(s, []byte(text))
+	}
+	check := func(log *Log) {
+		t.Helper()
+		for s, text := range whole {
+			end, lost := log.extentOf(Stream(s))
+			if int(end) != len(text) {
+				t.Errorf("stream %d has %d bytes, want %d", s, end, len(text))
+			}
+			for from := lost; from <= end; from += 7 {
+				r, err := log.followStream(Stream(s), from)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var got []byte
+				buf := make([]byte, 100)
+				for {
+					n, _, _, _, err := r.Read(buf)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if n == 0 {
+						break
+					}
+					got = append(got, buf[:n]...)
+				}
+				r.Close()
+				if string(got) != text[from:] {
+					t.Fatalf("stream %d from %d of %d: %q, want %q", s, from, end, got, text[from:])
+				}
+			}
+		}
+	}
+	check(log)
+	log.shrink(333)
+	if a, b := log.dropped[0], log.dropped[1]; a+b != 333 || a == 0 || b == 0 {
+		t.Errorf("dropped %d and %d", a, b)
+	}
+	check(log)
+	end, lost, _ := log.extent()
+	log.finish(end)
+	log.writerGone()
+	again := spool.newLog("x")
+	again.recall(end, lost)
+	for s, text := range whole {
+		end, lost := again.extentOf(Stream(s))
+		if kept := log.count[s] - log.dropped[s]; end-lost != kept {
+			t.Errorf("stream %d has %d of %d bytes", s, end-lost, kept)
+		}
+		r, err := again.followStream(Stream(s), lost)
+		if err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 3)
+		n, _, _, _, err := r.Read(buf)
+		r.Close()
+		if want := text[log.dropped[s]:][:3]; err != nil || !strings.HasPrefix(want, string(buf[:n])) || n == 0 {
+			t.Errorf("stream %d begins with %q, want %q (%v)", s, buf[:n], want, err)
+		}
+	}
+}
+
 func TestDrainMovesWhatIsThere(t *testing.T) {
 	l := testSpool(t, 1<<20, 1<<20).newLog("x")
 	p, w, err := newPipe(Stdout)
@@ -191,21 +267,30 @@ func TestDrainMovesWhatIsThere(t *testing.T) {
 	if _, err := w.Write(make([]byte, 60_000)); err != nil {
 		t.Fatal(err)
 	}
-	p.drain()
 	l.opened(1)
-	copied := make(chan struct{})
+	copied, drained := make(chan struct{}), make(chan struct{})
 	l.mu.Lock() // nothing can be stored yet
 	go func() {
 		defer close(copied)
 		p.copy(l)
 	}()
+	for waiting := 1; waiting > 0; { // until copy has it in its hands
+		_ = p.raw.Control(func(fd uintptr) { waiting, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	go func() {
+		defer close(drained)
+		p.drain(l)
+	}()
 	select {
-	case <-p.drained:
+	case <-drained:
 		t.Error("drained before anything was stored")
 	case <-time.After(50 * time.Millisecond):
 	}
 	l.mu.Unlock()
-	<-p.drained
+	<-drained
 	if end, _, err := l.extent(); end != 60_000 || err != nil {
 		t.Errorf("%d bytes, %v", end, err)
 	}

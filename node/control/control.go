@@ -34,7 +34,8 @@ const (
 // Room is everything a first process needs to build its root and give up its rights. Nothing in it belongs to a
 // request, so that all of it can be done before there is one.
 type Room struct {
-	// Profile is the seccomp profile of commands: "strict" or "nested".
+	// Profile is the seccomp profile of commands: "strict" or "nested"; with "isolated" they are strict, and execd may make
+	// namespaces.
 	Profile string
 	// Binds are the paths, relative to the new root, that the files named FileBind are mounted on, in that order.
 	Binds []string

@@ -96,12 +96,13 @@ type sandbox struct {
 	conn    *control.Conn
 	files   openFiles
 	version string
+	signals <-chan os.Signal
 	hosts   *os.File // /etc/hosts, which gets the sandbox's name when it has one; nil: the image has none
 }
 
 // prepare is the first stage: build the root, give up all rights, have execd ready.
 func (s *sandbox) prepare() (*execd.Prepared, error) {
-	outlastSignals()
+	s.signals = outlastSignals()
 	if err := s.takeLog(); err != nil {
 		return nil, fail("log", err)
 	}
@@ -121,7 +122,7 @@ func (s *sandbox) prepare() (*execd.Prepared, error) {
 	}
 	size := os.NewFile(uintptr(shm), "shm")
 	defer size.Close()
-	if err := giveUpRights(); err != nil {
+	if err := giveUpRights(s.isolates()); err != nil {
 		return nil, err
 	}
 	prepared, err := s.prepareExecd()
@@ -183,12 +184,12 @@ func heedSignals() {
 }
 
 // outlastSignals keeps what a program inside sends to pid 1 from ending the sandbox; sandboxd, outside, uses SIGKILL.
-// They are taken and dropped, not ignored: programs would inherit that.
-func outlastSignals() {
-	signal.Notify(make(chan os.Signal, 1),
-		unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGILL, unix.SIGTRAP, unix.SIGABRT, unix.SIGBUS, unix.SIGFPE, unix.SIGUSR1,
-		unix.SIGSEGV, unix.SIGUSR2, unix.SIGALRM, unix.SIGTERM, unix.SIGSTKFLT, unix.SIGXCPU, unix.SIGXFSZ, unix.SIGVTALRM,
-		unix.SIGPROF, unix.SIGPOLL, unix.SIGPWR, unix.SIGSYS)
+// It gives those that are meant for the entry point.
+func outlastSignals() <-chan os.Signal {
+	spawn.OutlastSignals()
+	meant := make(chan os.Signal, 16)
+	signal.Notify(meant, execd.PassedOn...)
+	return meant
 }
 
 // leaveUnlessCommitted ends the sandbox if sandboxd goes before it has put it on record: nobody would ever look for
@@ -247,7 +248,7 @@ func (s *sandbox) prepareExecd() (*execd.Prepared, error) {
 		return nil, fail("confinement", err)
 	}
 	config := execd.Config{
-		API: api, Ports: ports, Spool: spool, Confinement: confinement,
+		API: api, Ports: ports, Spool: spool, Confinement: confinement, Signals: s.signals,
 		Ready: func(int) {
 			s.conn.Send(control.Progress{Stage: control.Ready})
 		},
@@ -272,10 +273,18 @@ func (s *sandbox) confinement() (spawn.Confinement, error) {
 		profile = seccomp.Nested
 	}
 	program, err := seccomp.Program(profile)
-	return spawn.Confinement{EnterThread: entry.EnterThread, CgroupFD: entry.CgroupFD(), Filter: program}, err
+	c := spawn.Confinement{EnterThread: entry.EnterThread, CgroupFD: entry.CgroupFD(), Filter: program}
+	if s.isolates() {
+		keep := keptCapabilities()
+		c.Keep = &keep
+	}
+	return c, err
 }
 
 func (s *sandbox) nested() bool { return s.room.Profile == string(wire.LaunchRequestProfileNested) }
+
+// isolates: execd may make namespaces for isolated runs. What it starts otherwise is as confined as ever.
+func (s *sandbox) isolates() bool { return s.room.Profile == string(wire.LaunchRequestProfileIsolated) }
 
 // openFiles are those that came with a message, by name.
 type openFiles map[string][]*os.File

@@ -17,8 +17,8 @@ func TestImports(t *testing.T) {
 		t.Fatal(err)
 	}
 	allowed := []string{
-		"account", "cgroup", "command", "control", "enter", "envfile", "execd", "file", "metric", "portproxy", "pty", "reply",
-		"safefile", "seccomp", "session", "spawn", "thread", "wire",
+		"account", "cgroup", "code", "command", "control", "enter", "envfile", "execd", "file", "forward", "httpproxy", "isolated", "metric", "portproxy", "procmask", "pty", "reply",
+		"safefile", "seccomp", "session", "spawn", "thread", "wipe", "wire",
 	}
 	for path := range strings.FieldsSeq(string(out)) {
 		name, ours := strings.CutPrefix(path, "opensandbox.io/node/")

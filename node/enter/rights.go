@@ -28,16 +28,19 @@ var Kept = []struct {
 	{unix.CAP_NET_BIND_SERVICE, "CAP_NET_BIND_SERVICE"},
 }
 
-func keptMask() uint32 {
+// keptCapabilities are the same as the kernel takes them.
+func keptCapabilities() [2]unix.CapUserData {
 	var mask uint32
 	for _, c := range Kept {
 		mask |= 1 << c.Bit
 	}
-	return mask
+	return [2]unix.CapUserData{{Effective: mask, Permitted: mask}}
 }
 
-// giveUpRights leaves every thread of this process, and all that it will ever start, with what execd needs.
-func giveUpRights() error {
+// giveUpRights leaves every thread of this process, and all that it will ever start, with what execd needs. isolates:
+// that it can make user namespaces in which its own root user exists, for which the kernel asks for CAP_SETFCAP (a file
+// with capabilities made in there would be one out here). Commands do not get it: their thread gives it up.
+func giveUpRights(isolates bool) error {
 	// A crash inside must not write a core file through a handler of the host.
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fail("core limit", err)
@@ -45,8 +48,11 @@ func giveUpRights() error {
 	// Capabilities belong to a thread, so all of them do it. The bounding set stays full: with no-new-privileges an
 	// exec cannot add what is not in the permitted set, and 33 more calls on every thread would cost milliseconds.
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	mask := keptMask()
-	data := [2]unix.CapUserData{{Effective: mask, Permitted: mask}}
+	data := keptCapabilities()
+	if isolates {
+		data[0].Effective |= 1 << unix.CAP_SETFCAP
+		data[0].Permitted |= 1 << unix.CAP_SETFCAP
+	}
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data[0])), 0)
 	if errno != 0 {
 		return fail("capabilities", errno)

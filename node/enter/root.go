@@ -12,22 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"opensandbox.io/node/control"
+	"opensandbox.io/node/isolated"
+	"opensandbox.io/node/procmask"
 )
 
 // scaffold is where the new root is attached until it becomes the root. Every host has it, and in this mount
 // namespace nobody needs what it covers.
 const scaffold = "/dev"
-
-// Parts of /proc and /sys that concern the host, not the sandbox. Most are closed to it by ownership already; this
-// holds where a kernel forgot.
-var (
-	readOnly = []string{"proc/bus", "proc/fs", "proc/irq", "proc/sys"}
-	masked   = []string{
-		"proc/acpi", "proc/asound", "proc/interrupts", "proc/kallsyms", "proc/kcore", "proc/keys", "proc/key-users",
-		"proc/latency_stats", "proc/sched_debug", "proc/scsi", "proc/sysrq-trigger", "proc/timer_list", "proc/timer_stats",
-		"sys/devices/virtual/powercap", "sys/firmware", "sys/kernel/security",
-	}
-)
 
 // buildRoot makes the tree the sandbox will see and leaves everything else behind. The process has several threads,
 // which is fine: they share one mount namespace, root and working directory.
@@ -56,8 +47,9 @@ func (s *sandbox) buildRoot() error {
 		{"mount dev", s.mountDev},
 		{"mount proc", mountProc},
 		{"forbid namespaces", s.forbidNamespaces},
+		{"keep a whole proc", s.keepWholeProc},
 		{"mount sys", s.mountSys},
-		{"mask", mask},
+		{"mask", func() error { return procmask.Apply("dev/null", "dev/mqueue") }},
 		{"pivot", pivot},
 	} {
 		if err := step.do(); err != nil {
@@ -150,13 +142,32 @@ func (s *sandbox) forbidNamespaces() error {
 	if s.nested() {
 		return nil
 	}
+	limit := "0"
+	if s.isolates() {
+		limit = strconv.Itoa(isolated.NamespacesMax) // commands have the filter in front of it, which refuses them all
+	}
 	for _, kind := range []string{"user", "mnt", "pid", "net", "uts", "ipc", "cgroup", "time"} {
-		err := os.WriteFile("proc/sys/user/max_"+kind+"_namespaces", []byte("0"), 0)
+		err := os.WriteFile("proc/sys/user/max_"+kind+"_namespaces", []byte(limit), 0)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}
 	return nil
+}
+
+// keepWholeProc mounts a /proc without masks where nobody gets to: below what /sys then covers. The kernel lets a nested
+// user namespace have a /proc of its own only while its mount namespace holds one of which nothing is hidden.
+func (s *sandbox) keepWholeProc() error {
+	if !s.isolates() {
+		return nil
+	}
+	if err := unix.Mount("none", "./sys", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0,size=4k,nr_inodes=4"); err != nil {
+		return err
+	}
+	if err := unix.Mkdir("./sys/proc", 0); err != nil {
+		return err
+	}
+	return unix.Mount("proc", "./sys/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 }
 
 func (s *sandbox) mountSys() error {
@@ -166,44 +177,6 @@ func (s *sandbox) mountSys() error {
 	}
 	defer sys.Close()
 	return attach(sys, "./sys")
-}
-
-func mask() error {
-	for _, path := range readOnly {
-		if err := bind(path, path); err != nil {
-			return err
-		}
-		const flags = unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-		if err := unix.Mount("", path, "", flags, ""); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("read-only %s: %w", path, err)
-		}
-	}
-	for _, path := range masked {
-		var stat unix.Stat_t
-		err := unix.Lstat(path, &stat)
-		switch {
-		case errors.Is(err, unix.ENOENT):
-			continue
-		case err != nil:
-			return fmt.Errorf("%s: %w", path, err)
-		}
-		cover := "dev/null"
-		if stat.Mode&unix.S_IFMT == unix.S_IFDIR {
-			cover = "dev/mqueue" // empty, and on a read-only mount
-		}
-		if err := bind(cover, path); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// bind mounts one path on another; what this kernel does not have needs no mount.
-func bind(from, to string) error {
-	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("bind %s on %s: %w", from, to, err)
-	}
-	return nil
 }
 
 // pivot makes the working directory the root and drops the old one, with all that was below it.

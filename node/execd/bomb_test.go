@@ -3,11 +3,13 @@
 package execd
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -27,6 +29,8 @@ func TestAsPidOne(t *testing.T) {
 		t.Run("memory bomb", memoryBombEndsTheCommandOnly)
 		t.Run("fork bomb", forkBombEndsTheCommandOnly)
 		t.Run("full sandbox", fullSandboxRecovers)
+		t.Run("at the limit of processes", answersAtTheLimitOfProcesses)
+		t.Run("at the limit of memory", answersAtTheLimitOfMemory)
 		t.Run("orphans", orphansAreReaped)
 		return
 	}
@@ -54,23 +58,41 @@ func ownProc() error {
 	return unix.Mount("proc", "/proc", "proc", 0, "")
 }
 
+// A thousand orphans, whose parents are gone before they are, leave no zombie, and no end of a command is mixed up with
+// one of theirs.
 func orphansAreReaped(t *testing.T) {
 	s := open(t, "sleep", "1000")
-	for range 20 {
-		_, body := s.do("POST", "/command", `{"command":"for i in 1 2 3 4 5; do (sh -c 'exit 1' & exit 2) & done; wait; exit 3"}`)
+	for range 4 {
+		_, body := s.do("POST", "/command", `{"command":"for i in $(seq 250); do (exit 1 & exit 2) & [ $((i % 25)) = 0 ] && wait; done; wait; exit 3"}`)
 		if !strings.Contains(body, `"exit_code":3`) {
 			t.Errorf("an end was mixed up: %s", body)
 		}
 	}
-	for deadline := time.Now().Add(5 * time.Second); ; {
-		_, body := s.do("POST", "/command", `{"argv":["sh","-c","grep -l 'State:.Z' /proc/[0-9]*/status"]}`)
-		if strings.Contains(body, `"exit_code":1`) { // grep has found nothing
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		left := zombies(t)
+		if left == nil {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("zombies: %s", body)
+			t.Fatalf("zombies: %v", left)
+		}
+		time.Sleep(time.Millisecond) // they are reaped by another goroutine, which tells nobody
+	}
+}
+
+func zombies(t *testing.T) (left []string) {
+	t.Helper()
+	found, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range found {
+		text, err := os.ReadFile(name)
+		if err == nil && strings.HasPrefix(string(text[bytes.LastIndexByte(text, ')')+1:]), " Z") {
+			left = append(left, string(text))
 		}
 	}
+	return left
 }
 
 // confined gives the confinement and the meter of a fresh group with small limits.
@@ -190,4 +212,90 @@ func fullSandboxRecovers(t *testing.T) {
 	if _, body := s.do("GET", "/command/status/"+id, ""); !strings.Contains(body, "filled the sandbox with processes and was killed") {
 		t.Errorf("the record says nothing: %s", body)
 	}
+}
+
+// While a running command holds every process that the sandbox may have, everything that needs no new one works, and
+// what needs one says so.
+func answersAtTheLimitOfProcesses(t *testing.T) {
+	limits, meter := confined(t)
+	s := openWith(t, limits, "sleep", "1000")
+	name := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(name, []byte("content"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, out := s.do("POST", "/command", `{"command":"while :; do sleep 1000 & done","background":true}`)
+	id := regexp.MustCompile(`[0-9a-f]{32}`).FindString(out)
+	for {
+		if u, err := meter.Read(); err != nil || u.Pids >= u.PidsLimit {
+			break
+		}
+		time.Sleep(time.Millisecond) // the kernel counts, and tells nobody
+	}
+	s.answers()
+	if _, body := s.do("GET", "/metrics", ""); !strings.Contains(body, `"pids":100,"pids_limit":100`) {
+		t.Errorf("metrics: %s", body)
+	}
+	if _, body := s.do("GET", "/files/download?path="+name, ""); body != "content" {
+		t.Errorf("a file: %s", body)
+	}
+	if res, body := s.do("PUT", "/files/content?path="+name, "changed"); res.StatusCode != 200 {
+		t.Errorf("writing: %s", body)
+	}
+	made := func(path string) string {
+		_, body := s.do("POST", path, `{}`)
+		return regexp.MustCompile(`[0-9a-f]{32}`).FindString(body)
+	}
+	for _, c := range [][3]string{
+		{"/command", `{"command":"true"}`, `"reason":"start_failed"`},
+		{"/command", `{"argv":["true"]}`, `"reason":"start_failed"`},
+		{"/session/" + made("/session") + "/run", `{"command":"true"}`, `"code":"RESOURCE_EXHAUSTED"`},
+	} {
+		res, body := s.do("POST", c[0], c[1])
+		if res.StatusCode >= 500 || !strings.Contains(body, c[2]) || !strings.Contains(body, "The sandbox is at its limit of processes; end some and try again.") {
+			t.Errorf("%s: %d %s", c[0], res.StatusCode, body)
+		}
+	}
+	key := []string{"Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "AAAAAAAAAAAAAAAAAAAAAA=="}
+	if res, body := s.do("GET", "/pty/"+made("/pty")+"/ws", "", key...); res.StatusCode != 429 || !strings.Contains(body, `"code":"RESOURCE_EXHAUSTED"`) {
+		t.Errorf("a terminal: %d %s", res.StatusCode, body)
+	}
+	if res, body := s.do("DELETE", "/command?id="+id, ""); res.StatusCode != 200 {
+		t.Errorf("interrupting it: %d %s", res.StatusCode, body)
+	}
+	s.recovers(10 * time.Second)
+}
+
+// A sandbox whose memory is used up, by a program that holds it, can still be asked and rid of that program.
+func answersAtTheLimitOfMemory(t *testing.T) {
+	limits, meter := confined(t)
+	s := openWith(t, limits, "sleep", "1000")
+	name := filepath.Join(t.TempDir(), "file")
+	// Pages of a file that its one process holds in memory: there is nothing to kill and little to drop.
+	_, out := s.do("POST", "/command", `{"command":"exec python3 -c 'import mmap,signal\nm = []\nwhile True:\n    m.append(mmap.mmap(-1, 1 << 16))\n    m[-1].write(b\"x\" * (1 << 16))\n    if len(m) == 800: print(1, flush=True); signal.pause()'","background":true}`)
+	id := regexp.MustCompile(`[0-9a-f]{32}`).FindString(out)
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		if u, err := meter.Read(); err != nil || u.Memory > 50<<20 {
+			break
+		}
+		if time.Now().After(deadline) {
+			_, body := s.do("GET", "/command/"+id+"/logs", "")
+			t.Fatalf("the memory does not fill: %s", body)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	s.answers()
+	big := strings.Repeat("x", 32<<20)
+	if res, body := s.do("PUT", "/files/content?path="+name, big); res.StatusCode != 200 {
+		t.Errorf("writing what does not fit: %s", body)
+	}
+	if _, body := s.do("GET", "/files/download?path="+name, ""); body != big {
+		t.Errorf("reading it: %d bytes", len(body))
+	}
+	if _, body := s.do("GET", "/metrics", ""); !strings.Contains(body, `"mem_peak_mib"`) {
+		t.Errorf("metrics: %s", body)
+	}
+	if res, body := s.do("DELETE", "/command?id="+id, ""); res.StatusCode != 200 {
+		t.Errorf("interrupting it: %d %s", res.StatusCode, body)
+	}
+	s.recovers(10 * time.Second)
 }

@@ -16,13 +16,17 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"opensandbox.io/node/cgroup"
+	"opensandbox.io/node/code"
 	"opensandbox.io/node/command"
 	"opensandbox.io/node/file"
+	"opensandbox.io/node/httpproxy"
+	"opensandbox.io/node/isolated"
 	"opensandbox.io/node/metric"
 	"opensandbox.io/node/portproxy"
 	"opensandbox.io/node/pty"
@@ -57,6 +61,9 @@ type Config struct {
 
 	Confinement spawn.Confinement
 	Meter       Meter // nil: figures of the machine
+
+	// Signals are passed on to the entry point as they come; may be nil.
+	Signals <-chan os.Signal
 
 	Ready   func(pid int) // called when it serves and the entry point is started
 	Log     *slog.Logger
@@ -118,6 +125,12 @@ func Prepare(c Config) (*Prepared, error) {
 	d.files = file.New(nil, "/")
 	d.sessions = &session.API{Spawner: d.spawner, Runner: d.runner, Log: c.Log}
 	d.terminals = &pty.API{Spawner: d.spawner, Runner: d.runner, Log: c.Log}
+	d.isolated = &isolated.API{Spawner: d.spawner, Runner: d.runner, Shells: d.sessions, Log: c.Log, Version: c.Version}
+	if c.Meter != nil {
+		d.isolated.Meter = c.Meter
+	}
+	d.cells = &code.API{Spawner: d.spawner, Runner: d.runner, Log: c.Log}
+	d.programs = &httpproxy.API{Refused: ownPorts(c.API, c.Ports)}
 	d.server = &http.Server{
 		Handler:           d.handler(),
 		ReadHeaderTimeout: 20 * time.Second,
@@ -159,7 +172,11 @@ type daemon struct {
 	runner    *command.Runner
 	sessions  *session.API
 	terminals *pty.API
+	isolated  *isolated.API
+	cells     *code.API
 	files     *file.API
+	programs  *httpproxy.API
+	gauge     *metric.Gauge
 	server    *http.Server
 	ports     *portproxy.Proxy
 	entry     *command.Command // nil without an entry point
@@ -186,6 +203,9 @@ func (d *daemon) start() error {
 			pid = d.entry.Pid()
 		}
 		d.Ready(pid)
+	}
+	if code.IsEntrypoint(d.Entrypoint) {
+		d.cells.Warm() // when nobody waits for this sandbox any more
 	}
 	return nil
 }
@@ -218,10 +238,13 @@ func (d *daemon) serve() {
 	}()
 }
 
-// ownPorts are those the ports proxy must not reach: the published one, and ours where we listen on TCP.
+// ownPorts are those no proxy must reach: the published one, and ours where we listen on TCP.
 func ownPorts(listeners ...net.Listener) []int {
 	ports := []int{apiPort}
 	for _, l := range listeners {
+		if l == nil {
+			continue
+		}
 		if a, ok := l.Addr().(*net.TCPAddr); ok {
 			ports = append(ports, a.Port)
 		}
@@ -243,9 +266,12 @@ func (d *daemon) handler() http.Handler {
 	d.runner.Routes(mux)
 	d.sessions.Routes(mux)
 	d.terminals.Routes(mux)
+	d.isolated.Routes(mux)
+	d.cells.Routes(mux)
 	d.files.Routes(mux)
-	metric.New(gauge).Routes(mux)
-	return reply.Handle(d.authenticate(route(mux)), d.Log, wire.CodeUnknown)
+	d.gauge = metric.New(gauge)
+	d.gauge.Routes(mux)
+	return reply.Handle(d.authenticate(d.programs.Before(route(mux))), d.Log, wire.CodeUnknown)
 }
 
 // authenticate lets nobody in without the token, to no route. Digests are compared, so the time it takes says
@@ -295,19 +321,29 @@ func (d *daemon) wait(ctx context.Context) End {
 	if d.entry != nil {
 		done = d.entry.Done()
 	}
-	select {
-	case <-done:
-	case err := <-d.failed:
-		d.Log.Error("serving", "error", err)
-		return d.finish(End{Reason: wire.NodeEndReasonLost, Message: err.Error()})
-	case <-ctx.Done():
-		if d.entry == nil {
-			return d.finish(End{Reason: wire.NodeEndReasonKilled, Message: "It was told to end."})
+	for {
+		select {
+		case <-done:
+		case received := <-d.Signals:
+			if number, ok := received.(syscall.Signal); ok && d.entry != nil {
+				d.entry.Signal(number)
+			}
+			continue
+		case err := <-d.failed:
+			d.Log.Error("serving", "error", err)
+			return d.finish(End{Reason: wire.NodeEndReasonLost, Message: err.Error()})
+		case <-ctx.Done():
+			if d.entry == nil {
+				return d.finish(End{Reason: wire.NodeEndReasonKilled, Message: "It was told to end."})
+			}
+			d.runner.Terminate(d.entry)
 		}
-		d.runner.Terminate(d.entry)
+		return d.finish(nodeEnd(d.entry.Record().End))
 	}
-	return d.finish(nodeEnd(d.entry.Record().End))
 }
+
+// PassedOn are the signals that pid 1 gets on behalf of the entry point, which whoever sends them means.
+var PassedOn = []os.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2}
 
 func (d *daemon) finish(end End) End {
 	end.At = time.Now().UTC()
@@ -346,9 +382,13 @@ func (d *daemon) stop() {
 	if d.Ports != nil {
 		_ = d.Ports.Close()
 	}
+	d.gauge.Close()
 	// First those whose runs the runner records.
-	if err := errors.Join(d.terminals.Close(ctx), d.sessions.Close(ctx)); err != nil {
+	if err := errors.Join(d.isolated.Close(ctx), d.terminals.Close(ctx), d.sessions.Close(ctx), d.cells.Close(ctx)); err != nil {
 		d.Log.Warn("shells are left at the end", "error", err)
+	}
+	if err := d.programs.Close(ctx); err != nil {
+		d.Log.Warn("requests to programs are left at the end", "error", err)
 	}
 	if err := d.runner.Close(ctx); err != nil {
 		d.Log.Warn("commands are left at the end", "error", err)

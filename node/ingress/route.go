@@ -26,6 +26,7 @@ import (
 	"strconv"
 	"strings"
 
+	"opensandbox.io/node/portproxy"
 	"opensandbox.io/node/reply"
 	"opensandbox.io/node/wire"
 )
@@ -56,8 +57,6 @@ type route struct {
 	rest string
 	// bare: the path ended behind the port, without a slash.
 	bare bool
-	// body is the client's; nil if there is none.
-	body *clientBody
 }
 
 // prefix is what the client wrote in front of rest: nothing unless it is routed by path.
@@ -154,7 +153,7 @@ func parseName(name string) (route, bool, error) {
 		return route{}, false, nil
 	}
 	number, more, signed := strings.Cut(name[37:], "-")
-	port, ok := parsePort(number)
+	port, ok := portproxy.ParsePort(number)
 	if ok && signed && strings.Count(more, "-") == 1 {
 		return route{}, false, reply.Errorf(wire.CodeIngressSignedRoute, "This is a signed route, which is not checked here.")
 	}
@@ -172,7 +171,7 @@ func parsePath(u *url.URL) (route, error) {
 	if !isUUID(id) {
 		return route{}, reply.Errorf(wire.CodeIngressBadRoute, "The path does not begin with a sandbox id.")
 	}
-	port, ok := parsePort(number)
+	port, ok := portproxy.ParsePort(number)
 	if !ok {
 		return route{}, reply.Errorf(wire.CodeIngressBadRoute, "The path has no port from 1 to 65535 behind the sandbox id.")
 	}
@@ -203,13 +202,8 @@ func (r route) withSlash(asked *url.URL) string {
 // parseAddress is the inverse of address.
 func parseAddress(host string) (route, bool) {
 	id, number, _ := strings.Cut(host, ".")
-	port, ok := parsePort(number)
+	port, ok := portproxy.ParsePort(number)
 	return route{id: id, port: port}, ok && isUUID(id)
-}
-
-func parsePort(s string) (int, bool) {
-	port, err := strconv.ParseUint(s, 10, 16)
-	return int(port), err == nil && port > 0 && s[0] != '0' && s[0] != '+'
 }
 
 func isUUID(s string) bool {

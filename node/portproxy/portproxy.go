@@ -110,7 +110,7 @@ func (p *Proxy) serve(client net.Conn) {
 			return
 		}
 	}
-	server, err := dial(port)
+	server, err := Dial(context.Background(), port)
 	if err != nil {
 		fail(client, wire.CodeIngressPortClosed, fmt.Errorf("nothing answers on port %d", port))
 		return
@@ -171,15 +171,22 @@ func parse(line string) (int, error) {
 	if !ok {
 		return 0, errors.New("the request is not CONNECT <port>")
 	}
-	port, err := strconv.ParseUint(text, 10, 16)
-	if err != nil || port == 0 || text[0] == '0' || text[0] == '+' {
+	port, ok := ParsePort(text)
+	if !ok {
 		return 0, errors.New("the port is not a number from 1 to 65535")
 	}
-	return int(port), nil
+	return port, nil
 }
 
-func dial(port int) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+// ParsePort reads a port from 1 to 65535 in its one canonical form: no sign, no leading zero, no space.
+func ParsePort(text string) (port int, ok bool) {
+	n, err := strconv.ParseUint(text, 10, 16)
+	return int(n), err == nil && n > 0 && text[0] != '0' && text[0] != '+'
+}
+
+// Dial connects to a port of this network namespace's loopback: 127.0.0.1, then ::1, and nothing else.
+func Dial(ctx context.Context, port int) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	var d net.Dialer
 	text := strconv.Itoa(port)

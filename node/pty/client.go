@@ -86,6 +86,7 @@ func (t *terminal) serve(w http.ResponseWriter, req *http.Request, g *guest, sin
 	}()
 	code, reason := c.show(ctx, since)
 	if code != 0 {
+		t.vacate(g)                  // who has read that it is over may connect again at once
 		_ = conn.Close(code, reason) // waits for the client's answer, a few seconds
 	}
 	cancel()

@@ -147,7 +147,7 @@ func (p *program) close() {
 
 // kill ends the program and all that came out of it.
 func (p *program) kill() {
-	tree := spawn.NewTree(p.proc.Pid)
+	tree := p.proc.Tree()
 	defer tree.Close()
 	select {
 	case <-p.proc.Done():

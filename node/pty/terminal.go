@@ -84,14 +84,22 @@ func (t *terminal) admit(viewer, takeover bool, mode wire.PtyMode) (*guest, erro
 }
 
 func (t *terminal) leave(g *guest) {
+	t.vacate(g)
 	t.mu.Lock()
 	if g.viewer {
 		t.viewers--
-	} else if t.holder == g {
-		t.holder = nil
 	}
 	t.mu.Unlock()
 	t.ended.Done()
+}
+
+// vacate gives up the place of the one client that types.
+func (t *terminal) vacate(g *guest) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.holder == g {
+		t.holder = nil
+	}
 }
 
 // start runs the program. Called with the lock held.
@@ -107,7 +115,7 @@ func (t *terminal) start(mode wire.PtyMode) error {
 		run, err = start(t.api.Spawner, p, mode, t.body.Cols, t.body.Rows, t.sink)
 	}
 	if err != nil {
-		return reply.Errorf(wire.CodeRuntimeError, "The terminal's program cannot be started: %s", command.StartFailed(p.Spec.Args[0], err).Message)
+		return command.StartFault("The terminal's program", p.Spec.Args[0], err)
 	}
 	t.run, t.running, t.told = run, true, false
 	t.ended.Go(func() {

@@ -21,6 +21,15 @@ type Fault struct {
 	Message string
 	// Hint replaces the code's own hint where the place that fails knows better.
 	Hint string
+	// Status replaces the code's own where the published contract has another for one route; 0: it does not.
+	Status int
+}
+
+func (f *Fault) status() int {
+	if f.Status != 0 {
+		return f.Status
+	}
+	return f.Code.Status()
 }
 
 func (f *Fault) Error() string { return string(f.Code) + ": " + f.Message }
@@ -75,7 +84,7 @@ func Error(w http.ResponseWriter, r *http.Request, err error) {
 	if id := RequestID(r); id != "" {
 		w.Header().Set("X-Request-ID", id)
 	}
-	JSON(w, f.Code.Status(), body{Code: f.Code, Message: f.Message, Hint: f.Hint, RequestID: RequestID(r)})
+	JSON(w, f.status(), body{Code: f.Code, Message: f.Message, Hint: f.Hint, RequestID: RequestID(r)})
 }
 
 // Explain gives what Error would say, complete, to those who say it in another form than JSON. What is our fault is
@@ -88,7 +97,7 @@ func Explain(r *http.Request, err error) Fault {
 			state.cause = err
 		}
 		f = &Fault{Code: internalCode(state), Message: "Something went wrong inside; the log has the details under the request id."}
-	} else if state != nil && ourFault(f.Code.Status()) {
+	} else if state != nil && ourFault(f.status()) {
 		state.cause = err
 	}
 	told := *f

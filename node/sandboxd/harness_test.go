@@ -503,7 +503,12 @@ func (b *box) run(command string) result {
 	if err := b.call("POST", "/command", wire.RunCommandRequest{Command: command}, &text); err != nil {
 		b.t.Fatalf("%s: %v", command, err)
 	}
-	var r result
+	return b.read(text)
+}
+
+// read understands a stream of events.
+func (b *box) read(text []byte) (r result) {
+	b.t.Helper()
 	for block := range bytes.SplitSeq(text, []byte("\n\n")) {
 		if len(bytes.TrimSpace(block)) == 0 {
 			continue

@@ -43,9 +43,13 @@ func (d *Daemon) isolation(p *plan, enforced cgroup.Limits, block *launch.Block)
 	for _, c := range enter.Kept {
 		capabilities = append(capabilities, c.Name)
 	}
+	filter := p.profile
+	if filter == string(wire.LaunchRequestProfileIsolated) {
+		filter = string(wire.LaunchRequestProfileStrict) // of commands; only execd may make namespaces
+	}
 	return asMap(wire.Isolation{
 		Runtime: "local", Rootless: &rootless, Namespaces: namespaces, Users: users, Root: root,
-		Seccomp: p.profile, Capabilities: capabilities, NoNewPrivileges: &yes,
+		Seccomp: filter, Capabilities: capabilities, NoNewPrivileges: &yes,
 		Limits:  limits(d.cgroups.Version(), p.limits, enforced),
 		Network: &wire.Enforcement{Means: "none: only loopback inside"},
 		Missing: d.missing,

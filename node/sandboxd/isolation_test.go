@@ -260,10 +260,12 @@ print("deep")'`); out != "deep" {
 	n.checkClean()
 }
 
-// The sandbox's root may signal pid 1; only sandboxd ends it.
-func TestSignalsToPidOneEndNothing(t *testing.T) {
+// The sandbox's root may signal pid 1. execd outlives that, and what is meant for the entry point gets there.
+func TestSignalsToPidOne(t *testing.T) {
 	n := newNode(t)
-	b := n.create(request("sleep", "infinity"))
+	b := n.create(request("sh", "-c", `for s in TERM INT HUP QUIT USR1 USR2; do trap "echo $s >>/tmp/got" $s; done
+echo >/tmp/ready; while :; do sleep 1000 & wait $!; done`))
+	b.out("until [ -e /tmp/ready ]; do sleep 0.01; done")
 	for signal := 1; signal <= 31; signal++ {
 		if got := b.out(fmt.Sprintf("kill -%d 1; echo sent", signal)); got != "sent" {
 			t.Fatalf("signal %d: %q", signal, got)
@@ -272,9 +274,19 @@ func TestSignalsToPidOneEndNothing(t *testing.T) {
 			t.Fatalf("after signal %d: %v", signal, err)
 		}
 	}
+	if got := b.out("until [ $(wc -l </tmp/got) -ge 6 ]; do sleep 0.01; done; sort /tmp/got | tr '\n' ' '"); got != "HUP INT QUIT TERM USR1 USR2 " {
+		t.Errorf("the entry point got %q", got)
+	}
 	// A program must not have learned from pid 1 to ignore them.
 	if got := b.out(`sh -c 'kill -TERM $$'; echo $?; grep SigIgn /proc/self/status`); got != "143\nSigIgn:\t0000000000000000" {
 		t.Errorf("%q", got)
+	}
+	n.delete(b.ID)
+	// One that does not expect it ends, and the sandbox with it.
+	b = n.create(request("sleep", "infinity"))
+	_ = b.call("POST", "/command", wire.RunCommandRequest{Command: "kill -TERM 1; sleep 1000"}, nil)
+	if r := n.ended(b.ID); r.End.Reason != wire.NodeEndReasonSignalled || r.End.Signal != "SIGTERM" {
+		t.Errorf("it ended with %+v", r.End)
 	}
 	n.delete(b.ID)
 	n.checkClean()

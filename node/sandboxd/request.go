@@ -65,9 +65,9 @@ func check(r *wire.LaunchRequest, now time.Time) (*plan, error) {
 	switch r.Profile {
 	case "":
 		p.profile = string(wire.LaunchRequestProfileStrict)
-	case wire.LaunchRequestProfileStrict, wire.LaunchRequestProfileNested:
+	case wire.LaunchRequestProfileStrict, wire.LaunchRequestProfileNested, wire.LaunchRequestProfileIsolated:
 	default:
-		return nil, invalid("profile must be strict or nested, not %q.", short(p.profile))
+		return nil, invalid("profile must be strict, nested or isolated, not %q.", short(p.profile))
 	}
 	if !hostimage.Resolve(r.Image) {
 		return nil, unknownImage(r.Image)

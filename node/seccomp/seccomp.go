@@ -9,7 +9,9 @@
 //   - execd loads Base on all its threads, once its root is built;
 //   - the entry point and commands carry the sandbox's profile on top, with no further exec: on cgroup v1
 //     the locked thread that forks them loads it once; on v2 each child loads Program between clone3 and
-//     exec, because the profile refuses clone3 and nothing else reaches a v2 group.
+//     exec, because the profile refuses clone3 and nothing else reaches a v2 group;
+//   - what builds an isolated session (package isolated) needs Base, which it replaces by Strict before any program of
+//     the session runs; those programs carry Strict whatever the sandbox's profile is.
 //
 // A refused call fails with EPERM; clone3 and calls this build does not know with ENOSYS, for which
 // libraries have a fall-back. A call through a foreign ABI (32-bit on amd64) kills the process.

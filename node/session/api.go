@@ -153,6 +153,12 @@ func (a *API) serveRun(w http.ResponseWriter, req *http.Request) {
 		reply.Error(w, req, notFound(id))
 		return
 	}
+	a.serve(w, req, s, &body)
+}
+
+// serve runs a command of a checked request when it is its turn.
+func (a *API) serve(w http.ResponseWriter, req *http.Request, s *session, body *wire.RunInSessionRequest) {
+	var err error
 	turn := s.enter()
 	defer s.leave(turn)
 	var events *command.Streamer
@@ -164,7 +170,7 @@ func (a *API) serveRun(w http.ResponseWriter, req *http.Request) {
 			return
 		}
 	}
-	a.run(w, req, s, &body, events)
+	a.run(w, req, s, body, events)
 }
 
 // waitTurn is true when it is the client's turn, or the session's end, of which it then hears.
@@ -205,7 +211,7 @@ func (a *API) run(w http.ResponseWriter, req *http.Request, s *session, body *wi
 	}
 	news, err := s.prepare()
 	if err != nil {
-		refuse(reply.Errorf(wire.CodeRuntimeError, "The session's shell cannot be started: %s", command.StartFailed("bash", err).Message))
+		refuse(command.StartFault("The session's shell", "bash", err))
 		return
 	}
 	f, err := a.Runner.Begin(body.Command, s.info().Cwd, req)

@@ -20,9 +20,8 @@ import (
 )
 
 const (
-	keepIdle  = 64 << 10    // bytes of what jobs write between two runs
-	keepPast  = 64          // shells that ended and may have left jobs
-	leaveTime = time.Second // for an interrupted run to come to its end in its shell
+	keepIdle = 64 << 10 // bytes of what jobs write between two runs
+	keepPast = 64       // shells that ended and may have left jobs
 )
 
 // session is one of the API's.
@@ -31,6 +30,8 @@ type session struct {
 	id      string
 	created time.Time
 	gone    chan struct{} // closed when it is deleted
+	// program prepares the shell where that is another package's business; nil: as commands are.
+	program func(argv []string, cwd string) (*command.Program, error)
 
 	mu      sync.Mutex
 	cwd     string
@@ -124,6 +125,14 @@ func (s *session) start() (*shell, error) {
 	d := &bash
 	if s.api.Runner.Lookup("bash") == "" {
 		d = &sh
+	}
+	if s.program != nil {
+		p, err := s.program(d.argv, s.cwd)
+		if err != nil {
+			return nil, err
+		}
+		defer p.Close()
+		return start(s.api.Spawner, p, d, s.output)
 	}
 	p, err := s.api.Runner.Program(&wire.RunCommandRequest{Argv: d.argv})
 	if err != nil {
@@ -255,45 +264,16 @@ func exited(code int) *wire.CommandEnd {
 // stop ends what a run has started and lets the shell skip the rest. Where that does not help the shell has to go.
 func (s *session) stop(r *run, reason wire.CommandEndReason, message string) (end *wire.CommandEnd, lost string) {
 	end = &wire.CommandEnd{Reason: reason, Signal: "SIGKILL", Message: message}
-	if r.shell.dialect == &bash {
-		// First the signal, which waits until the program that runs now is gone.
-		_ = r.shell.proc.Signal(interruptSignal)
-		if s.clear(r) {
-			return end, ""
-		}
+	if r.shell.interrupt(r.began, r.answers, s.gone) {
+		return end, ""
 	}
 	s.kill(r.shell)
 	return end, "The shell had to be killed, because its run did not stop otherwise."
 }
 
-// clear ends the programs of a run until the shell has reached its end; false: it does not. Again and again, because
-// the shell may have been about to start one more when the signal came.
-func (s *session) clear(r *run) bool {
-	again := time.NewTicker(leaveTime / 20)
-	defer again.Stop()
-	deadline := time.NewTimer(leaveTime)
-	defer deadline.Stop()
-	for {
-		tree := spawn.NewTree(r.shell.proc.Pid)
-		tree.KillSince(r.began)
-		tree.Close()
-		select {
-		case <-r.answers:
-			return true
-		case <-again.C:
-		case <-r.shell.proc.Done():
-			return false
-		case <-deadline.C:
-			return false
-		case <-s.gone:
-			return false
-		}
-	}
-}
-
 // kill ends a shell and all that came out of it.
 func (s *session) kill(sh *shell) {
-	tree := spawn.NewTree(sh.proc.Pid)
+	tree := sh.proc.Tree()
 	defer tree.Close()
 	select {
 	case <-sh.proc.Done():

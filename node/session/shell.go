@@ -20,6 +20,9 @@ import (
 	"opensandbox.io/node/spawn"
 )
 
+// leaveTime is what an interrupted run has to come to its end in its shell.
+const leaveTime = time.Second
+
 // shell is one running shell. A session has one after the other when it must.
 type shell struct {
 	proc    *spawn.Process
@@ -162,6 +165,37 @@ func (s *shell) listen() {
 			s.answers <- code & 0xff
 		}
 		s.mu.Unlock()
+	}
+}
+
+// interrupt ends the programs of a run and lets the shell skip the rest, until the shell has reached the run's end;
+// false: it does not, and has to go.
+func (s *shell) interrupt(began spawn.Moment, answers <-chan int, gone <-chan struct{}) bool {
+	if s.dialect != &bash {
+		return false
+	}
+	// First the signal, which waits until the program that runs now is gone.
+	_ = s.proc.Signal(interruptSignal)
+	again := time.NewTicker(leaveTime / 20)
+	defer again.Stop()
+	deadline := time.NewTimer(leaveTime)
+	defer deadline.Stop()
+	for {
+		// Again and again, because the shell may have been about to start one more when the signal came.
+		tree := s.proc.Tree()
+		tree.KillSince(began)
+		tree.Close()
+		select {
+		case <-answers:
+			return true
+		case <-again.C:
+		case <-s.proc.Done():
+			return false
+		case <-deadline.C:
+			return false
+		case <-gone:
+			return false
+		}
 	}
 }
 

@@ -42,21 +42,30 @@ type plan struct {
 	filter     unix.SockFprog
 	report     int // the pipe an error goes to
 	clone      cloneArgs
+	pidfd      int32 // where the kernel puts it
+
+	// For Inside.
+	inside       bool
+	capabilities struct {
+		header unix.CapUserHeader
+		none   [2]unix.CapUserData
+	}
+	news news
 }
 
 const usualOpenFiles = 1024
 
-// cloneExec starts a process in the cgroup, with the filter.
-func (s *Spawner) cloneExec(spec *Spec) (pid int, err error) {
-	p := &plan{dir: -1, credential: spec.Credential}
+// newPlan prepares a fork. The caller reads the report from pipe and closes it; p.report is closed after the fork.
+func (s *Spawner) newPlan(spec *Spec, program []unix.SockFilter) (p *plan, pipe int, err error) {
+	p = &plan{dir: -1, credential: spec.Credential}
 	if p.path, err = unix.BytePtrFromString(spec.Path); err != nil {
-		return 0, err
+		return nil, 0, err
 	}
 	if p.argv, err = pointers(spec.Args); err != nil {
-		return 0, err
+		return nil, 0, err
 	}
 	if p.envv, err = pointers(spec.Env); err != nil {
-		return 0, err
+		return nil, 0, err
 	}
 	p.files, p.terminal = s.files(spec), spec.Terminal
 	if spec.Dir != nil {
@@ -68,52 +77,63 @@ func (s *Spawner) cloneExec(spec *Spec) (pid int, err error) {
 	// The runtime has raised its own limit to the highest allowed; programs that count with the usual one break with
 	// millions. They may raise it themselves.
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &p.openFiles); err != nil {
-		return 0, err
+		return nil, 0, err
 	}
 	p.openFiles.Cur = min(p.openFiles.Cur, usualOpenFiles)
-	program := s.confinement.Filter
-	p.filter = unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	var pipe [2]int
-	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
-		return 0, err
+	if len(program) > 0 {
+		p.filter = unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	}
-	defer unix.Close(pipe[0])
-	p.report = pipe[1]
+	var ends [2]int
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+		return nil, 0, err
+	}
+	p.report = ends[1]
+	return p, ends[0], nil
+}
+
+// cloneExec starts a process in the cgroup, with the filter.
+func (s *Spawner) cloneExec(spec *Spec) (pid, pidfd int, err error) {
+	p, pipe, err := s.newPlan(spec, s.confinement.Filter)
+	if err != nil {
+		return 0, -1, err
+	}
+	defer unix.Close(pipe)
 	// CLONE_VFORK without CLONE_VM: this thread waits until the child has executed its program, which saves both from
 	// copying pages that only one of them needs.
 	p.clone = cloneArgs{
-		flags: unix.CLONE_INTO_CGROUP | unix.CLONE_VFORK, exitSignal: uint64(unix.SIGCHLD),
+		flags: unix.CLONE_INTO_CGROUP | unix.CLONE_VFORK | unix.CLONE_PIDFD, exitSignal: uint64(unix.SIGCHLD),
 		cgroup: uint64(s.confinement.CgroupFD),
 	}
 	syscall.ForkLock.Lock()
 	child, errno := forkChild(p)
 	syscall.ForkLock.Unlock()
-	_ = unix.Close(pipe[1])
+	_ = unix.Close(p.report)
 	runtime.KeepAlive(spec)
 	runtime.KeepAlive(p)
 	if errno != 0 {
-		return 0, errno
+		return 0, -1, errno
 	}
 	// Nothing in the pipe: the program runs and close-on-exec has closed it.
 	var failed syscall.Errno
 	buf := (*[unsafe.Sizeof(failed)]byte)(unsafe.Pointer(&failed))
 	for {
-		n, err := unix.Read(pipe[0], buf[:])
+		n, err := unix.Read(pipe, buf[:])
 		if err == unix.EINTR {
 			continue
 		}
 		if n == 0 {
-			return child, nil
+			return child, int(p.pidfd), nil
 		}
 		if err == nil && n != len(buf) {
 			err = unix.EPIPE
 		}
+		_ = unix.Close(int(p.pidfd))
 		var status syscall.WaitStatus
-		_, _ = wait4(child, &status, 0)
+		_, _ = wait4(child, &status, 0, nil)
 		if err != nil {
-			return 0, err
+			return 0, -1, err
 		}
-		return 0, failed
+		return 0, -1, failed
 	}
 }
 
@@ -137,6 +157,7 @@ func pointers(list []string) ([]*byte, error) {
 //go:nocheckptr
 func forkChild(p *plan) (int, syscall.Errno) {
 	beforeFork()
+	p.clone.pidfd = uint64(uintptr(unsafe.Pointer(&p.pidfd))) // not earlier: a stack may move
 	pid, _, errno := syscall.RawSyscall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(&p.clone)), unsafe.Sizeof(p.clone), 0)
 	if errno != 0 || pid != 0 {
 		afterFork()
@@ -175,6 +196,14 @@ func becomeProgram(p *plan) syscall.Errno {
 			return errno
 		}
 	}
+	if p.inside {
+		if _, _, errno := syscall.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
+			return errno
+		}
+		if _, _, errno := syscall.RawSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&p.capabilities.header)), uintptr(unsafe.Pointer(&p.capabilities.none[0])), 0); errno != 0 {
+			return errno
+		}
+	}
 	if p.dir >= 0 {
 		if _, _, errno := syscall.RawSyscall(unix.SYS_FCHDIR, uintptr(p.dir), 0, 0); errno != 0 {
 			return errno
@@ -199,8 +228,10 @@ func becomeProgram(p *plan) syscall.Errno {
 		}
 	}
 	// Last, so that it may refuse all of the above.
-	if _, _, errno := syscall.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&p.filter))); errno != 0 {
-		return errno
+	if p.filter.Len > 0 {
+		if _, _, errno := syscall.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&p.filter))); errno != 0 {
+			return errno
+		}
 	}
 	_, _, errno := syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(p.path)), uintptr(unsafe.Pointer(&p.argv[0])), uintptr(unsafe.Pointer(&p.envv[0])))
 	return errno

@@ -17,12 +17,14 @@ type Process struct {
 	Started time.Time
 
 	done chan struct{}
+	mark uint64 // see nextMark
 
 	// mu keeps a signal and the reaping apart: once reaped, the pid may belong to somebody else.
 	mu     sync.Mutex
 	reaped bool
 	lost   bool
 	status syscall.WaitStatus
+	usage  syscall.Rusage
 }
 
 // Done is closed when the process has ended and is reaped.
@@ -33,6 +35,15 @@ func (p *Process) Status() (status syscall.WaitStatus, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.status, p.reaped && !p.lost
+}
+
+// Usage is what the process used, together with those of its descendants that were waited for; only after Done.
+//
+// The kernel's peak of memory has a floor: a process is born as a copy of the daemon, and the size of that counts.
+func (p *Process) Usage() (cpu time.Duration, peakMemory int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return time.Duration(p.usage.Utime.Nano() + p.usage.Stime.Nano()), int64(p.usage.Maxrss) << 10
 }
 
 // Signal sends a signal to the process alone.

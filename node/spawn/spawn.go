@@ -27,6 +27,8 @@ type Confinement struct {
 	EnterThread func() error
 	// CgroupFD is the cgroup v2 directory children are cloned into; 0 or less: none.
 	CgroupFD int
+	// Keep are the capabilities that children may have; nil: all of the daemon's. What Apart needs is not theirs.
+	Keep *[2]unix.CapUserData
 	// Filter is the seccomp program of children; nil: none beyond what the thread has. no_new_privs must be set. It is
 	// loaded into the thread once, or, together with CgroupFD, into each child before it executes its program: a
 	// filter must refuse clone3, whose flags it cannot see, and clone3 is the only way into a cgroup v2.
@@ -53,6 +55,10 @@ type Spec struct {
 
 	// Credential changes the user; nil keeps the daemon's.
 	Credential *syscall.Credential
+
+	// Apart and Inside concern namespaces; at most one is given, usually none.
+	Apart  *Apart
+	Inside *Inside
 
 	// OOMScoreAdj makes the kernel prefer this process when memory runs out; 0 leaves it.
 	OOMScoreAdj int
@@ -81,8 +87,9 @@ type request struct {
 }
 
 type answer struct {
-	pid int
-	err error
+	pid   int
+	pidfd int // -1 where the kernel gives none
+	err   error
 }
 
 // ErrClosed is returned by Start after Close.
@@ -158,6 +165,13 @@ func (s *Spawner) fork(entered chan<- error) {
 			return
 		}
 	}
+	if s.confinement.Keep != nil {
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		if err := unix.Capset(&header, &s.confinement.Keep[0]); err != nil {
+			entered <- err
+			return
+		}
+	}
 	if err := s.filterThread(); err != nil {
 		entered <- err
 		return
@@ -168,8 +182,8 @@ func (s *Spawner) fork(entered chan<- error) {
 		case <-s.closed:
 			return
 		case r := <-s.requests:
-			pid, err := s.forkExec(&r.spec)
-			r.reply <- answer{pid, err}
+			pid, pidfd, err := s.forkExec(&r.spec)
+			r.reply <- answer{pid, pidfd, err}
 		}
 	}
 }
@@ -188,10 +202,11 @@ func (s *Spawner) filterThread() error {
 	return loadFilter(s.confinement.Filter)
 }
 
-func (s *Spawner) forkExec(spec *Spec) (int, error) {
+func (s *Spawner) forkExec(spec *Spec) (pid, pidfd int, err error) {
 	if s.confinement.CgroupFD > 0 && len(s.confinement.Filter) > 0 {
 		return s.cloneExec(spec)
 	}
+	pidfd = -1
 	attr := &syscall.ProcAttr{
 		Env:   spec.Env,
 		Files: s.files(spec),
@@ -200,6 +215,7 @@ func (s *Spawner) forkExec(spec *Spec) (int, error) {
 			Setsid:     true,
 			Setctty:    spec.Terminal, // Ctty is 0: the standard input
 			Credential: spec.Credential,
+			PidFD:      &pidfd,
 		},
 	}
 	if spec.Dir != nil {
@@ -209,9 +225,9 @@ func (s *Spawner) forkExec(spec *Spec) (int, error) {
 	if s.confinement.CgroupFD > 0 {
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, s.confinement.CgroupFD
 	}
-	pid, err := syscall.ForkExec(spec.Path, spec.Args, attr)
+	pid, err = syscall.ForkExec(spec.Path, spec.Args, attr)
 	runtime.KeepAlive(spec)
-	return pid, err
+	return pid, pidfd, err
 }
 
 // files are the descriptors of a child, in their order.
@@ -235,22 +251,55 @@ func (s *Spawner) Start(spec Spec) (*Process, error) {
 	reply := make(chan answer, 1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	select {
-	case s.requests <- request{spec, reply}:
-	case <-s.closed:
-		return nil, ErrClosed
+	mark := nextMark()
+	if spec.Apart != nil || spec.Inside != nil {
+		reply <- s.forkElsewhere(&spec)
+	} else {
+		select {
+		case s.requests <- request{spec, reply}:
+		case <-s.closed:
+			return nil, ErrClosed
+		}
 	}
 	a := <-reply
 	if a.err != nil {
 		return nil, a.err
 	}
-	p := &Process{Pid: a.pid, Started: time.Now(), done: make(chan struct{})}
+	p := &Process{Pid: a.pid, Started: time.Now(), done: make(chan struct{}), mark: mark}
 	s.live[a.pid] = p
+	s.await(p, a.pidfd)
 	if spec.OOMScoreAdj != 0 {
 		// Best effort: a process that is gone already, or a /proc that refuses, only loses a preference.
 		_ = os.WriteFile("/proc/"+strconv.Itoa(a.pid)+"/oom_score_adj", strconv.AppendInt(nil, int64(spec.OOMScoreAdj), 10), 0)
 	}
 	return p, nil
+}
+
+// await collects the end of one process as soon as it is there. The signal would do, and does for orphans and on kernels
+// without pidfds, but takes some threads longer: through the one it interrupts, the one that gets signals, the reaper.
+func (s *Spawner) await(p *Process, pidfd int) {
+	if pidfd < 0 {
+		return
+	}
+	if err := unix.SetNonblock(pidfd, true); err != nil { // or the runtime's poller does not take it
+		_ = unix.Close(pidfd)
+		return
+	}
+	file := os.NewFile(uintptr(pidfd), "pidfd")
+	raw, err := file.SyscallConn()
+	if err != nil {
+		_ = file.Close()
+		return
+	}
+	go func() {
+		defer file.Close()
+		_ = raw.Read(func(uintptr) bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.collect(p.Pid, p)
+			return p.reaped
+		})
+	}()
 }
 
 // reap collects ends when the kernel says that there are some.
@@ -287,7 +336,7 @@ func (s *Spawner) reapAll() {
 			continue
 		}
 		var status syscall.WaitStatus
-		if _, err := wait4(pid, &status, syscall.WNOHANG); err != nil {
+		if _, err := wait4(pid, &status, syscall.WNOHANG, nil); err != nil {
 			return
 		}
 	}
@@ -297,8 +346,11 @@ func (s *Spawner) reapAll() {
 func (s *Spawner) collect(pid int, p *Process) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.reaped {
+		return
+	}
 	var status syscall.WaitStatus
-	got, err := wait4(pid, &status, syscall.WNOHANG)
+	got, err := wait4(pid, &status, syscall.WNOHANG, &p.usage)
 	switch {
 	case err != nil:
 		// ECHILD: somebody else of this process took it. The end is known to have happened, not how.
@@ -311,9 +363,9 @@ func (s *Spawner) collect(pid int, p *Process) {
 	close(p.done)
 }
 
-func wait4(pid int, status *syscall.WaitStatus, options int) (int, error) {
+func wait4(pid int, status *syscall.WaitStatus, options int, usage *syscall.Rusage) (int, error) {
 	for {
-		got, err := syscall.Wait4(pid, status, options, nil)
+		got, err := syscall.Wait4(pid, status, options, usage)
 		if err != syscall.EINTR {
 			return got, err
 		}

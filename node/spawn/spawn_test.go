@@ -256,6 +256,74 @@ func TestKillReachesWhoLeftTheGroup(t *testing.T) {
 	}
 }
 
+// A daemon has forked twice and started a session: nothing but its mark connects it with whom it came from.
+func TestKillReachesADaemon(t *testing.T) {
+	s := newSpawner(t, Confinement{})
+	const daemon = `(setsid sh -c 'trap "" TERM; echo $$; exec >&-; sleep 100 & while :; do wait; done' </dev/null &); `
+	p, child := startTree(t, s, daemon+"while :; do sleep 1000; done")
+	other, bystander := startTree(t, s, daemon+"while :; do sleep 1000; done")
+	for {
+		// Its parent ends on its own time.
+		if now, ok := readStat(child, nil); !ok || now.parent != p.Pid && now.session == child {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	blind := NewTree(p.Pid)
+	defer blind.Close()
+	blind.Scan()
+	if _, found := blind.members[child]; found {
+		t.Fatal("it is no daemon: the test shows nothing")
+	}
+	tree := p.Tree()
+	defer tree.Close()
+	tree.Kill()
+	<-p.Done()
+	if !gone(child) {
+		t.Errorf("%d lives on", child)
+	}
+	if gone(bystander) {
+		t.Errorf("%d of another process is dead", bystander)
+	}
+	rest := other.Tree()
+	defer rest.Close()
+	rest.Kill()
+	<-other.Done()
+	if !gone(bystander) {
+		t.Errorf("%d lives on", bystander)
+	}
+}
+
+// Marks of other users' processes are read in another way.
+func TestMarkOfAnotherUser(t *testing.T) {
+	s := newSpawner(t, Confinement{})
+	p, _ := startTree(t, s, "echo $$; exec sleep 1000")
+	if got := markOf(p.Pid); got != p.mark || p.mark == 0 {
+		t.Errorf("mark %d, want %d", got, p.mark)
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", p.Pid))
+	if got := writtenMark(text); err != nil || got != p.mark {
+		t.Errorf("written mark %d, want %d (%v)", got, p.mark, err)
+	}
+	if got := writtenMark([]byte("Max realtime timeout unlimited unlimited us\n")); got != 0 {
+		t.Errorf("unlimited is %d", got)
+	}
+	_ = p.Signal(unix.SIGKILL)
+	<-p.Done()
+}
+
+func TestUsageCountsWhoWasWaitedFor(t *testing.T) {
+	s := newSpawner(t, Confinement{})
+	p, err := s.Start(sh(`(i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done); :`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-p.Done()
+	if cpu, peak := p.Usage(); cpu < time.Millisecond || peak < 1<<16 {
+		t.Errorf("%v, %d bytes", cpu, peak)
+	}
+}
+
 func TestKillOutrunsAForkBomb(t *testing.T) {
 	s := newSpawner(t, Confinement{})
 	// Bounded, so that a failing test does not take the machine along: each forks twice, one of the two leaves.

@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tree is the set of processes that came out of one command: its session, its group, and by parentage those that
-// left both. It remembers whom it has seen, because parentage is lost when a process in between ends: scan before
-// the first signal, not after it. A daemon whose parents ended before the first scan cannot be told from any other
-// orphan and is not found.
+// Tree is the set of processes that came out of one command: its session, its group, and by parentage and mark (see
+// nextMark) those that left both. It remembers whom it has seen, because parentage is lost when a process in between
+// ends: scan before the first signal, not after it.
 type Tree struct {
 	leader  int
+	mark    uint64 // 0: unknown, and a daemon whose parents ended before the first scan is not found
 	members map[int]member
 	grouped bool // somebody is in the leader's group, so that its number cannot belong to others
 }
@@ -28,6 +28,13 @@ type member struct {
 
 // NewTree makes the tree of the process with that pid. Close it.
 func NewTree(leader int) *Tree { return &Tree{leader: leader, members: map[int]member{}} }
+
+// Tree makes the tree of the process. It also finds daemons that it left behind long ago. Close it.
+func (p *Process) Tree() *Tree {
+	t := NewTree(p.Pid)
+	t.mark = p.mark
+	return t
+}
 
 // Close forgets the processes.
 func (t *Tree) Close() {
@@ -55,16 +62,28 @@ func (t *Tree) Scan() int {
 			t.grouped = t.grouped || p.group == t.leader
 		}
 	}
-	// Children of members, until nothing is added: the table has no order.
-	for grew := true; grew; {
-		grew = false
-		for pid, p := range table {
-			if !inside[pid] && inside[p.parent] {
-				inside[pid], grew = true, true
+	descend := func() {
+		// Children of members, until nothing is added: the table has no order.
+		for grew := true; grew; {
+			grew = false
+			for pid, p := range table {
+				if !inside[pid] && inside[p.parent] {
+					inside[pid], grew = true, true
+				}
 			}
 		}
 	}
+	descend()
 	self, fresh := os.Getpid(), 0
+	if t.mark != 0 {
+		for pid := range table {
+			// execd itself has the mark of the youngest.
+			if !inside[pid] && pid != self && markOf(pid) == t.mark {
+				inside[pid] = true
+			}
+		}
+		descend() // one that lowered its mark may still have a parent that did not
+	}
 	for pid := range inside {
 		p, ok := table[pid]
 		if !ok || pid == self || p.dead {
@@ -151,6 +170,30 @@ func (t *Tree) stop() {
 // came out of the older ones since.
 func (t *Tree) KillSince(m Moment) {
 	t.stop()
+	spared := t.setAside(m)
+	t.signal(unix.SIGKILL)
+	t.WaitGone(time.Now().Add(time.Second))
+	for pid, m := range spared {
+		t.members[pid] = m
+	}
+	t.signal(unix.SIGCONT)
+}
+
+// InterruptSince is what Ctrl-C does in a terminal, to the members that came after a moment and to the leader.
+func (t *Tree) InterruptSince(m Moment) {
+	t.Scan()
+	spared := t.setAside(m)
+	if leader, ok := spared[t.leader]; ok {
+		t.members[t.leader] = leader
+	}
+	t.signal(unix.SIGINT)
+	for pid, m := range spared {
+		t.members[pid] = m
+	}
+}
+
+// setAside takes the leader and the members older than a moment out, with all that came out of the older ones since.
+func (t *Tree) setAside(m Moment) map[int]member {
 	table := processes()
 	young := func(pid int) bool {
 		for range len(table) {
@@ -169,15 +212,13 @@ func (t *Tree) KillSince(m Moment) {
 	for pid, m := range t.members {
 		if pid == t.leader || !young(pid) {
 			spared[pid] = m
-			delete(t.members, pid)
 		}
 	}
-	t.signal(unix.SIGKILL)
-	t.WaitGone(time.Now().Add(time.Second))
-	for pid, m := range spared {
-		t.members[pid] = m
+	// Not earlier: whoever is looked at on the way up has to be there still.
+	for pid := range spared {
+		delete(t.members, pid)
 	}
-	t.signal(unix.SIGCONT)
+	return spared
 }
 
 // Moment divides the processes of a tree into older and younger ones.

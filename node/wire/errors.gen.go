@@ -67,9 +67,15 @@ const (
 	CodeInvalidRange                Code = "INVALID_RANGE"
 	CodeUploadConflict              Code = "UPLOAD_CONFLICT"
 	CodeCommandNotFound             Code = "COMMAND_NOT_FOUND"
+	CodeStdinNotOpen                Code = "STDIN_NOT_OPEN"
 	CodeContextNotFound             Code = "CONTEXT_NOT_FOUND"
+	CodeContextBusy                 Code = "CONTEXT_BUSY"
 	CodeAlreadyConnected            Code = "ALREADY_CONNECTED"
+	CodeSessionBusy                 Code = "SESSION_BUSY"
 	CodeNotSupported                Code = "NOT_SUPPORTED"
+	CodeInvalidPort                 Code = "INVALID_PORT"
+	CodePortRefused                 Code = "PORT_REFUSED"
+	CodePortClosed                  Code = "PORT_CLOSED"
 	CodeResourceExhausted           Code = "RESOURCE_EXHAUSTED"
 	CodeUnknown                     Code = "UNKNOWN"
 )
@@ -149,9 +155,15 @@ var codes = map[Code]struct {
 	CodeInvalidRange:                {416, "Ask for a range inside the file."},
 	CodeUploadConflict:              {409, "Go on at the offset that the Upload-Offset header names."},
 	CodeCommandNotFound:             {404, "The id is the text of the init event; records are kept for 24 hours."},
+	CodeStdinNotOpen:                {409, "Start the command with stdin: true, and write before it ends or closes its input."},
 	CodeContextNotFound:             {404, "List the contexts that exist."},
+	CodeContextBusy:                 {409, "Wait for its end, interrupt it, or use another context; each runs one cell at a time."},
 	CodeAlreadyConnected:            {409, "Connect with takeover=1 to take its place, or with viewer=1 to look."},
+	CodeSessionBusy:                 {409, "Wait until its runs have ended, or delete the session."},
 	CodeNotSupported:                {501, "This sandbox cannot do it."},
+	CodeInvalidPort:                 {400, "The path is /proxy/<port>/..., with a port from 1 to 65535."},
+	CodePortRefused:                 {403, "/proxy leads to programs in the sandbox; call execd's own routes directly."},
+	CodePortClosed:                  {502, "Start the program inside the sandbox, let it listen on 127.0.0.1, ::1 or 0.0.0.0, and check the port."},
 	CodeResourceExhausted:           {429, "The sandbox is at one of its limits; end something and try again."},
 	CodeUnknown:                     {500, "Look at the sandbox's log."},
 }

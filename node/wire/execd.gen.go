@@ -68,6 +68,278 @@ type SessionList struct {
 	Items []SessionInfo `json:"items"`
 }
 
+type IsolatedWorkspace struct {
+	// A directory of the sandbox, absolute and without symbolic links on the way.
+	Path string `json:"path"`
+	// Absent: overlay where the profile is strict, rw where it is balanced.
+	Mode IsolatedWorkspaceMode `json:"mode,omitempty"`
+}
+
+// IsolatedWorkspaceMode is one of the constants below.
+type IsolatedWorkspaceMode string
+
+const (
+	IsolatedWorkspaceModeRw      IsolatedWorkspaceMode = "rw"
+	IsolatedWorkspaceModeOverlay IsolatedWorkspaceMode = "overlay"
+	IsolatedWorkspaceModeRo      IsolatedWorkspaceMode = "ro"
+)
+
+type IsolatedOverlay struct {
+	// As in IsolatedWorkspace.
+	Path string `json:"path"`
+	// Absent: overlay.
+	Mode IsolatedOverlayMode `json:"mode,omitempty"`
+	// Of an overlay; false: neither diff nor commit shows what changes in it. Changes live as long as the
+	// session in either case.
+	Persist *bool `json:"persist,omitempty"`
+}
+
+// IsolatedOverlayMode is one of the constants below.
+type IsolatedOverlayMode string
+
+const (
+	IsolatedOverlayModeRw      IsolatedOverlayMode = "rw"
+	IsolatedOverlayModeOverlay IsolatedOverlayMode = "overlay"
+	IsolatedOverlayModeRo      IsolatedOverlayMode = "ro"
+)
+
+type IsolatedBind struct {
+	// A directory or file of the sandbox.
+	Source string `json:"source"`
+	// Where the session sees it; it must exist. Absent: at source.
+	Dest     string `json:"dest,omitempty"`
+	Readonly bool   `json:"readonly,omitempty"`
+}
+
+// Which of the sandbox's variables the session's shell gets.
+type IsolatedEnvironment struct {
+	Mode IsolatedEnvironmentMode `json:"mode,omitempty"`
+	// allow: only these; deny: all but these. With the strict profile names that look like secrets are left out
+	// unless they are allowed here.
+	Keys []string `json:"keys,omitempty"`
+}
+
+// IsolatedEnvironmentMode is one of the constants below.
+type IsolatedEnvironmentMode string
+
+const (
+	IsolatedEnvironmentModeAllow IsolatedEnvironmentMode = "allow"
+	IsolatedEnvironmentModeDeny  IsolatedEnvironmentMode = "deny"
+)
+
+// At least one of workspace and overlays; workspace comes first. The session begins in the first.
+type CreateIsolatedSessionRequest struct {
+	// strict: overlay, a private /tmp, no network, no secrets in the environment. balanced: rw, the /tmp and the
+	// network of the sandbox.
+	Profile        CreateIsolatedSessionRequestProfile `json:"profile,omitempty"`
+	Workspace      *IsolatedWorkspace                  `json:"workspace,omitempty"`
+	Overlays       []IsolatedOverlay                   `json:"overlays,omitempty"`
+	ExtraWritable  []string                            `json:"extra_writable,omitempty"`
+	Binds          []IsolatedBind                      `json:"binds,omitempty"`
+	ShareNet       *bool                               `json:"share_net,omitempty"`
+	EnvPassthrough *IsolatedEnvironment                `json:"env_passthrough,omitempty"`
+	UID            *int64                              `json:"uid,omitempty"`
+	GID            *int64                              `json:"gid,omitempty"`
+	// userns is refused: see capabilities.
+	UIDMode CreateIsolatedSessionRequestUIDMode `json:"uid_mode,omitempty"`
+	// Ends the session so long after its last run; 0 or absent: never.
+	IdleTimeoutSeconds *int64 `json:"idle_timeout_seconds,omitempty"`
+}
+
+// CreateIsolatedSessionRequestProfile is one of the constants below.
+type CreateIsolatedSessionRequestProfile string
+
+const (
+	CreateIsolatedSessionRequestProfileStrict   CreateIsolatedSessionRequestProfile = "strict"
+	CreateIsolatedSessionRequestProfileBalanced CreateIsolatedSessionRequestProfile = "balanced"
+)
+
+// CreateIsolatedSessionRequestUIDMode is one of the constants below.
+type CreateIsolatedSessionRequestUIDMode string
+
+const (
+	CreateIsolatedSessionRequestUIDModeSetpriv CreateIsolatedSessionRequestUIDMode = "setpriv"
+	CreateIsolatedSessionRequestUIDModeUserns  CreateIsolatedSessionRequestUIDMode = "userns"
+)
+
+type IsolatedSession struct {
+	SessionID            string                 `json:"session_id"`
+	Status               IsolatedSessionStatus  `json:"status"`
+	CreatedAt            time.Time              `json:"created_at"`
+	LastRunAt            time.Time              `json:"last_run_at,omitzero"`
+	IdleRemainingSeconds *int64                 `json:"idle_remaining_seconds,omitempty"`
+	Profile              IsolatedSessionProfile `json:"profile,omitempty"`
+	Workspace            *IsolatedWorkspace     `json:"workspace,omitempty"`
+	Overlays             []IsolatedOverlay      `json:"overlays,omitempty"`
+	ExtraWritable        []string               `json:"extra_writable,omitempty"`
+	Binds                []IsolatedBind         `json:"binds,omitempty"`
+	ShareNet             *bool                  `json:"share_net,omitempty"`
+	EnvPassthrough       *IsolatedEnvironment   `json:"env_passthrough,omitempty"`
+	UID                  *int64                 `json:"uid,omitempty"`
+	GID                  *int64                 `json:"gid,omitempty"`
+	UIDMode              IsolatedSessionUIDMode `json:"uid_mode,omitempty"`
+	IdleTimeoutSeconds   *int64                 `json:"idle_timeout_seconds,omitempty"`
+}
+
+// IsolatedSessionStatus is one of the constants below.
+type IsolatedSessionStatus string
+
+const (
+	IsolatedSessionStatusActive    IsolatedSessionStatus = "active"
+	IsolatedSessionStatusDead      IsolatedSessionStatus = "dead"
+	IsolatedSessionStatusDestroyed IsolatedSessionStatus = "destroyed"
+)
+
+// IsolatedSessionProfile is one of the constants below.
+type IsolatedSessionProfile string
+
+const (
+	IsolatedSessionProfileStrict   IsolatedSessionProfile = "strict"
+	IsolatedSessionProfileBalanced IsolatedSessionProfile = "balanced"
+)
+
+// IsolatedSessionUIDMode is one of the constants below.
+type IsolatedSessionUIDMode string
+
+const (
+	IsolatedSessionUIDModeSetpriv IsolatedSessionUIDMode = "setpriv"
+	IsolatedSessionUIDModeUserns  IsolatedSessionUIDMode = "userns"
+)
+
+type IsolatedSessionSummary struct {
+	SessionID string                       `json:"session_id"`
+	Status    IsolatedSessionSummaryStatus `json:"status"`
+	CreatedAt time.Time                    `json:"created_at"`
+	// Before the first run: when it was made.
+	LastRunAt            time.Time `json:"last_run_at"`
+	IdleRemainingSeconds *int64    `json:"idle_remaining_seconds,omitempty"`
+}
+
+// IsolatedSessionSummaryStatus is one of the constants below.
+type IsolatedSessionSummaryStatus string
+
+const (
+	IsolatedSessionSummaryStatusActive    IsolatedSessionSummaryStatus = "active"
+	IsolatedSessionSummaryStatusDead      IsolatedSessionSummaryStatus = "dead"
+	IsolatedSessionSummaryStatusDestroyed IsolatedSessionSummaryStatus = "destroyed"
+)
+
+type IsolatedSessionList struct {
+	Sessions []IsolatedSessionSummary `json:"sessions"`
+}
+
+type IsolatedRunRequest struct {
+	Code string `json:"code"`
+	// Exported into the shell before the code runs.
+	Envs map[string]string `json:"envs,omitempty"`
+	// 0 or absent: none; in the background it means nothing.
+	TimeoutSeconds *int64 `json:"timeout_seconds,omitempty"`
+	Background     bool   `json:"background,omitempty"`
+}
+
+type IsolatedRun struct {
+	SessionID string    `json:"session_id"`
+	RunID     string    `json:"run_id"`
+	StartedAt time.Time `json:"started_at"`
+}
+
+type IsolatedRunStatus struct {
+	SessionID  string    `json:"session_id"`
+	RunID      string    `json:"run_id"`
+	Running    bool      `json:"running"`
+	ExitCode   *int      `json:"exit_code,omitempty"`
+	Error      string    `json:"error,omitempty"`
+	StartedAt  time.Time `json:"started_at"`
+	FinishedAt time.Time `json:"finished_at,omitzero"`
+}
+
+type IsolatedCapabilities struct {
+	Available bool   `json:"available"`
+	Isolator  string `json:"isolator,omitempty"`
+	Version   string `json:"version,omitempty"`
+	// Why it is not available.
+	Message          string             `json:"message,omitempty"`
+	SetprivAvailable *bool              `json:"setpriv_available,omitempty"`
+	UsernsAvailable  *bool              `json:"userns_available,omitempty"`
+	CommitSupported  *bool              `json:"commit_supported,omitempty"`
+	DiffSupported    *bool              `json:"diff_supported,omitempty"`
+	Hardening        *IsolatedHardening `json:"hardening,omitempty"`
+}
+
+type IsolatedHardening struct {
+	InitMode     IsolatedHardeningInitMode `json:"init_mode,omitempty"`
+	SignalShield *bool                     `json:"signal_shield,omitempty"`
+	CapDrop      *IsolatedHardeningLayer   `json:"cap_drop,omitempty"`
+	Seccomp      *IsolatedHardeningLayer   `json:"seccomp,omitempty"`
+	Landlock     *IsolatedHardeningLayer   `json:"landlock,omitempty"`
+	Ebpf         *IsolatedHardeningLayer   `json:"ebpf,omitempty"`
+}
+
+// IsolatedHardeningInitMode is one of the constants below.
+type IsolatedHardeningInitMode string
+
+const (
+	IsolatedHardeningInitModeNone      IsolatedHardeningInitMode = "none"
+	IsolatedHardeningInitModePid1      IsolatedHardeningInitMode = "pid1"
+	IsolatedHardeningInitModeSubreaper IsolatedHardeningInitMode = "subreaper"
+)
+
+type IsolatedHardeningLayer struct {
+	State   IsolatedHardeningLayerState `json:"state,omitempty"`
+	Message string                      `json:"message,omitempty"`
+}
+
+// IsolatedHardeningLayerState is one of the constants below.
+type IsolatedHardeningLayerState string
+
+const (
+	IsolatedHardeningLayerStateActive      IsolatedHardeningLayerState = "active"
+	IsolatedHardeningLayerStateDisabled    IsolatedHardeningLayerState = "disabled"
+	IsolatedHardeningLayerStateDegraded    IsolatedHardeningLayerState = "degraded"
+	IsolatedHardeningLayerStateUnsupported IsolatedHardeningLayerState = "unsupported"
+)
+
+type IsolatedDiff struct {
+	Changes []IsolatedChange `json:"changes"`
+	// There are more than are listed; the tar has all.
+	Truncated *bool `json:"truncated,omitempty"`
+}
+
+type IsolatedChange struct {
+	Path   string               `json:"path"`
+	Change IsolatedChangeChange `json:"change"`
+	// What is there now; of what was deleted what was there.
+	Type IsolatedChangeType `json:"type"`
+	Size *int64             `json:"size,omitempty"`
+}
+
+// IsolatedChangeChange is one of the constants below.
+type IsolatedChangeChange string
+
+const (
+	IsolatedChangeChangeCreated  IsolatedChangeChange = "created"
+	IsolatedChangeChangeModified IsolatedChangeChange = "modified"
+	IsolatedChangeChangeDeleted  IsolatedChangeChange = "deleted"
+)
+
+// IsolatedChangeType is one of the constants below.
+type IsolatedChangeType string
+
+const (
+	IsolatedChangeTypeFile      IsolatedChangeType = "file"
+	IsolatedChangeTypeDirectory IsolatedChangeType = "directory"
+	IsolatedChangeTypeSymlink   IsolatedChangeType = "symlink"
+	IsolatedChangeTypeOther     IsolatedChangeType = "other"
+)
+
+type IsolatedCommit struct {
+	Created  int `json:"created"`
+	Modified int `json:"modified"`
+	Deleted  int `json:"deleted"`
+	// Paths of what cannot be carried over (sockets).
+	Skipped []string `json:"skipped,omitempty"`
+}
+
 // At most one of command (run by bash) and argv; neither: an interactive bash.
 type CreatePtyRequest struct {
 	Cwd     string            `json:"cwd,omitempty"`
@@ -111,7 +383,8 @@ type ExecutionEvent struct {
 	// stdout, stderr of an exact request: the bytes, in base64.
 	Data string `json:"data,omitempty"`
 	// stdout, stderr of a command: the byte of its output behind what this event conveys; attach there to go on.
-	// Also in the last event.
+	// Where both streams end without a newline, the last text counts one byte more. In the last event: all of
+	// its output.
 	Offset *int64 `json:"offset,omitempty"`
 	// init: texts are framed as the note below says. Without it, each text is a line.
 	Framing ExecutionEventFraming `json:"framing,omitempty"`

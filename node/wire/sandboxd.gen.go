@@ -58,12 +58,13 @@ type Limits struct {
 
 type LaunchRequest struct {
 	// A UUID.
-	ID         string               `json:"id"`
-	Image      string               `json:"image"`
-	Entrypoint []string             `json:"entrypoint"`
-	Env        map[string]string    `json:"env,omitempty"`
-	Limits     *Limits              `json:"limits,omitempty"`
-	Profile    LaunchRequestProfile `json:"profile,omitempty"`
+	ID         string            `json:"id"`
+	Image      string            `json:"image"`
+	Entrypoint []string          `json:"entrypoint"`
+	Env        map[string]string `json:"env,omitempty"`
+	Limits     *Limits           `json:"limits,omitempty"`
+	// nested: commands may make user namespaces; isolated: only execd may, for isolated runs.
+	Profile LaunchRequestProfile `json:"profile,omitempty"`
 	// 64 hex digits; the token itself never comes here.
 	TokenSHA256 string    `json:"tokenSha256"`
 	Generation  int       `json:"generation"`
@@ -75,8 +76,9 @@ type LaunchRequest struct {
 type LaunchRequestProfile string
 
 const (
-	LaunchRequestProfileStrict LaunchRequestProfile = "strict"
-	LaunchRequestProfileNested LaunchRequestProfile = "nested"
+	LaunchRequestProfileStrict   LaunchRequestProfile = "strict"
+	LaunchRequestProfileNested   LaunchRequestProfile = "nested"
+	LaunchRequestProfileIsolated LaunchRequestProfile = "isolated"
 )
 
 type DeadlineRequest struct {

@@ -89,7 +89,7 @@ def _name(requirement: str) -> str:
 def test_every_dependency_has_a_reason() -> None:
     page = (ROOT / "docs" / "dependencies.md").read_text()
     names: set[str] = set()
-    for project in ("server", "sdks/python", "cli"):
+    for project in ("server", "sdks/python", "sdks/python-code-interpreter", "cli"):
         table = tomllib.loads((ROOT / project / "pyproject.toml").read_text())["project"]
         groups = [table.get("dependencies", []), *table.get("optional-dependencies", {}).values()]
         names |= {_name(requirement) for group in groups for requirement in group}

@@ -13,14 +13,25 @@ ROOT = Path(__file__).resolve().parents[2]
 METHODS = ("get", "head", "post", "put", "patch", "delete")
 # A pattern is a text of this form and can be nothing else; the mux itself does not tell its patterns.
 PATTERN = re.compile(r'"((?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|CONNECT) /[^"\s]*)"')
-PROGRAMS = {"execd": ("execd", "command", "file", "metric"), "sandboxd": ("sandboxd",)}
-# Go's mux takes no two patterns that fit one path, so execd tells these two apart itself.
-BOTH = {"GET /command/{first}/{second}": {"GET /command/status/{id}", "GET /command/{id}/logs"}}
+PROGRAMS = {
+    "execd": ("execd", "command", "file", "metric", "code", "session", "pty", "isolated"),
+    "sandboxd": ("sandboxd",),
+}
+# Go's mux takes no two patterns that fit one path, so execd tells these apart itself.
+SHARED = {
+    "GET /command/{first}/{second}": {
+        "GET /command/status/{id}",
+        "GET /command/{id}/logs",
+        "GET /command/{id}/attach",
+    }
+}
 
 
 def promised(program: str) -> set[str]:
     paths = yaml.safe_load((ROOT / "spec" / f"{program}.yaml").read_text())["paths"]
-    return {f"{method.upper()} {path}" for path, item in paths.items() for method in METHODS if method in item}
+    # What is passed on to programs is no pattern: the mux would clean up paths that are theirs.
+    own = {path: item for path, item in paths.items() if not item.get("x-proxy")}
+    return {f"{method.upper()} {path}" for path, item in own.items() for method in METHODS if method in item}
 
 
 def served(program: str) -> set[str]:
@@ -29,7 +40,7 @@ def served(program: str) -> set[str]:
         for source in (ROOT / "node" / package).glob("*.go"):
             if not source.name.endswith("_test.go"):
                 for pattern in PATTERN.findall(source.read_text()):
-                    found |= BOTH.get(pattern, {pattern})
+                    found |= SHARED.get(pattern, {pattern})
     return found
 
 
@@ -55,3 +66,10 @@ def test_files_are_served_under_other_identities_too() -> None:
     of_files = {route for route in promised("execd") if re.match(r"[A-Z]+ /(files|directories)", route)}
     registered = set(PATTERN.findall((ROOT / "node" / "file" / "file.go").read_text()))
     assert registered == of_files
+
+
+def test_the_way_to_programs_is_where_the_contract_says() -> None:
+    paths = yaml.safe_load((ROOT / "spec" / "execd.yaml").read_text())["paths"]
+    root = re.search(r'const Root = "(.*)"', (ROOT / "node" / "httpproxy" / "httpproxy.go").read_text())
+    assert root is not None
+    assert [path for path, item in paths.items() if item.get("x-proxy")] == [f"{root[1]}{{port}}/{{path}}"]

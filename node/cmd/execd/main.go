@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"opensandbox.io/node/execd"
+	"opensandbox.io/node/isolated"
 	"opensandbox.io/node/reply"
 	"opensandbox.io/node/wire"
 )
@@ -29,6 +30,7 @@ import (
 var version = "dev"
 
 func main() {
+	isolated.MainIfWanted()
 	code, err := run(os.Args[1:])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "execd:", err)
@@ -90,8 +92,14 @@ func run(args []string) (int, error) {
 			return 1, err
 		}
 	}
+	// Two of those that are passed on also mean us: whoever stops a container waits for it to end, and the entry point
+	// gets three seconds to do so.
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
+	others := make(chan os.Signal, len(execd.PassedOn))
+	signal.Notify(others, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
+	defer signal.Stop(others)
+	config.Signals = others
 	end, err := execd.Run(ctx, config)
 	return exitCode(end), err
 }

@@ -15,6 +15,7 @@ import (
 
 	"opensandbox.io/node/cgroup"
 	"opensandbox.io/node/enter"
+	"opensandbox.io/node/isolated"
 	"opensandbox.io/node/reply"
 	"opensandbox.io/node/sandboxd"
 )
@@ -30,6 +31,7 @@ const (
 )
 
 func main() {
+	isolated.MainIfWanted()
 	if enter.Wanted() {
 		enter.Main(version)
 	}
