@@ -13,15 +13,15 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 ARCH := $(subst aarch64,arm64,$(subst x86_64,amd64,$(shell uname -m)))
 BIN := server/src/opensandbox_server/_bin/linux-$(ARCH)
 PYTHON_BIN := .venv/bin/python
-PROJECTS := server sdks/python cli
+PROJECTS := server sdks/python sdks/python-code-interpreter cli
 
 VENV := .venv/.installed
 COMPAT := .venv-compat/.installed
 BINARIES := $(BIN)/.built
 STATICCHECK := .tools/staticcheck
 
-GO_SOURCES := $(shell find node -name '*.go' -not -name '*_test.go' 2>/dev/null) node/go.mod node/go.sum
-PYTHON_CODE := $(wildcard server sdks/python cli tools tests examples bench)
+GO_SOURCES := $(shell find node -name '*.go' -not -name '*_test.go' 2>/dev/null) node/go.mod node/go.sum node/code/kernel/python.py
+PYTHON_CODE := $(wildcard server sdks/python sdks/python-code-interpreter cli tools tests examples bench node/code/kernel)
 
 # --- for a newcomer --------------------------------------------------------------------------------
 
@@ -101,11 +101,11 @@ prerequisites-demo:
 system-packages:
 	@tools/install-system-packages qemu-system-x86 mmdebstrap e2fsprogs
 
-# A browser, for tests of what web pages can and cannot do.
-.PHONY: setup-test browser
-setup-test: $(COMPAT) $(STATICCHECK) browser
-browser:
-	@tools/install-system-packages chromium
+# A browser, for tests of what web pages can and cannot do; a C compiler, which Go's race detector needs.
+.PHONY: setup-test test-packages
+setup-test: $(COMPAT) $(STATICCHECK) test-packages
+test-packages:
+	@tools/install-system-packages chromium gcc libc6-dev
 
 
 $(VENV): requirements-dev.txt $(PROJECTS:%=%/pyproject.toml) tools/make-venv | prerequisites

@@ -64,7 +64,9 @@ def main() -> int:
     DIST.mkdir()
     wheels = [_server(arch, platform) for arch, platform in PLATFORMS.items()]
     with tempfile.TemporaryDirectory() as folder:
-        wheels += [_wheel(_copy(ROOT / project, folder)) for project in ("sdks/python", "cli")]
+        wheels += [
+            _wheel(_copy(ROOT / project, folder)) for project in ("sdks/python", "sdks/python-code-interpreter", "cli")
+        ]
     for wheel in wheels:
         print(f"{wheel.stat().st_size / 1e6:6.1f} MB  {wheel.relative_to(ROOT)}")
     return 0

@@ -22,7 +22,7 @@ def formatted(source: str, rules: str = "I,UP") -> str:
     """The source as ruff writes it, with the fixes of those rules."""
     config = [
         "--config",
-        'lint.isort.known-first-party=["opensandbox"]',
+        'lint.isort.known-first-party=["code_interpreter", "opensandbox"]',
         "--config",
         'lint.extend-safe-fixes=["UP028"]',
     ]

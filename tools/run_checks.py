@@ -14,7 +14,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-FOLDERS = ("server", "sdks/python", "cli", "tools", "tests", "examples", "bench")
+FOLDERS = (
+    "server",
+    "sdks/python",
+    "sdks/python-code-interpreter",
+    "cli",
+    "tools",
+    "tests",
+    "examples",
+    "bench",
+    "node/code/kernel",
+)
 PYTHON_CODE = [folder for folder in FOLDERS if (ROOT / folder).is_dir()]
 
 
@@ -36,6 +46,10 @@ CHECKS = [
     Check("ruff", [str(BIN / "ruff"), "check", "--quiet", *PYTHON_CODE]),
     Check("mypy server", [str(BIN / "mypy"), "--config-file", "pyproject.toml", "server/src"]),
     Check("mypy sdk", [str(BIN / "mypy"), "--config-file", "pyproject.toml", "sdks/python/src"]),
+    Check(
+        "mypy code",
+        [str(BIN / "mypy"), "--config-file", "pyproject.toml", "sdks/python-code-interpreter/src"],
+    ),
     Check("mypy cli", [str(BIN / "mypy"), "--config-file", "pyproject.toml", "cli/src"]),
     # gofmt -l exits 0 whatever it finds.
     Check(

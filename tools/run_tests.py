@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ PYTEST = [
     "tests/repository",
     "server/tests",
     "sdks/python/tests",
+    "sdks/python-code-interpreter/tests",
     "cli/tests",
     "tests/conformance",
     "tests/e2e",
@@ -45,8 +47,33 @@ PYTEST = [
     "tests/faults",
     "tests/browser",
 ]
+# What runs in process is tested with the race detector, and only so. It needs cgo; that and giving up rights for
+# all threads exclude each other: sandboxd, the launcher and what else changes threads are tested without.
+RACED = [
+    "account",
+    "command",
+    "control",
+    "envfile",
+    "file",
+    "httpproxy",
+    "ingress",
+    "metric",
+    "portproxy",
+    "pty",
+    "record",
+    "reply",
+    "session",
+    "spawn",
+]
+# Of these packages, tests that count memory or move much: the detector would take minutes for them, and find nothing.
+UNRACED = (
+    "^(TestLargeFilesMoveInConstantMemory|TestLargeBodies.*|TestSlowClientDoesNotFillMemory|TestManyAndHuge|TestHugeLine"
+    "|TestFramerSendsEachLineAsOneText|TestResumingAtAnyEventGivesTheRestOnce|TestAttachSaysWhatIsGone)$"
+)
+FUZZ_SECONDS = 2
+FUZZ_LONG_SECONDS = 60
 # Longer ones, for `make test-all`: programs that exit 0 when all is well.
-LONG = ["tests/cgroupv2/run"]
+LONG = ["tests/faults/test_killed_client.py", "tests/cgroupv2/run"]
 
 
 @dataclass
@@ -151,18 +178,53 @@ def _go_event(line: str, said: dict[tuple[str, str], list[str]], result: Result)
             print(shown, end="", flush=True)
 
 
-def _go(folder: str) -> Result:
+def _go_test(folder: str, arguments: list[str], result: Result, **environment: str) -> None:
     """`go test -json`, shown as go test shows it: a line for each package, the output of what failed."""
-    result = Result(f"{folder} (go)")
     # One package at a time: several of them take whole cgroups, uid blocks and namespaces of this machine.
-    command = ["go", "test", "-json", "-p", "1", "-count", "1", "-timeout", "5m", "./..."]
+    command = ["go", "test", "-json", "-p", "1", "-count", "1", "-timeout", "5m", *arguments]
     said: dict[tuple[str, str], list[str]] = {}
-    with _started(command, ROOT / folder, stdout=subprocess.PIPE) as process:
+    failed = result.failed
+    with _started(command, ROOT / folder, stdout=subprocess.PIPE, env={**os.environ, **environment}) as process:
         assert process.stdout is not None
         for line in process.stdout:
             _go_event(line, said, result)
-    if process.wait() and not result.failed:
+    if process.wait() and result.failed == failed:
         result.problem = f"go test ended with {process.returncode}"
+
+
+def _go(folder: str) -> Result:
+    """Each test once: with the race detector where it can be, without where it cannot."""
+    result = Result(f"{folder} (go)")
+    listed = subprocess.run(
+        ["go", "list", "./..."], cwd=ROOT / folder, capture_output=True, text=True, check=False
+    ).stdout.split()
+    raced = [package for package in listed if package.split("/", 2)[-1] in RACED]
+    if len(raced) != len(RACED):
+        result.problem = f"of the packages {RACED} go list finds {raced}"
+        return result
+    _go_test(folder, [package for package in listed if package not in raced], result)
+    _go_test(folder, ["-race", "-skip", UNRACED, *raced], result, CGO_ENABLED="1")
+    _go_test(folder, ["-run", UNRACED, *raced], result)
+    return result
+
+
+def _fuzz(folder: str, seconds: int) -> Result:
+    """Every fuzz target for so long. What one finds it leaves in testdata/fuzz of its package, to be kept as a test."""
+    result = Result(f"{folder} (fuzz)")
+    for source in sorted((ROOT / folder).rglob("*_test.go")):
+        for target in re.findall(r"^func (Fuzz\w+)\(", source.read_text(), re.MULTILINE):
+            package = f"./{source.parent.relative_to(ROOT / folder)}"
+            command = ["go", "test", "-run", "^$", "-fuzz", f"^{target}$", "-fuzztime", f"{seconds}s", package]
+            with _started(command, ROOT / folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+                assert process.stdout is not None
+                said = process.stdout.read()
+            good = process.wait() == 0
+            result.passed += good
+            result.failed += not good
+            counts = [line for line in said.splitlines() if "execs:" in line]
+            print(f"{package} {target}: {counts[-1] if good and counts else said}", flush=True)
+    if not result.passed and not result.failed:
+        result.problem = "no target ran"
     return result
 
 
@@ -241,6 +303,7 @@ def main() -> int:
     REPORTS.mkdir(exist_ok=True)
 
     suites: list[tuple[str, Callable[[], Result]]] = [("make check", _check), ("node (go)", partial(_go, "node"))]
+    suites += [("node (fuzz)", partial(_fuzz, "node", FUZZ_LONG_SECONDS if arguments.all else FUZZ_SECONDS))]
     suites += [(folder, partial(_pytest, folder)) for folder in PYTEST]
     if arguments.all:
         suites += [(path, partial(_program, path)) for path in LONG]

@@ -155,6 +155,28 @@ def test_the_background(osb: Osb, sandbox_id: str) -> None:
     osb("command", "interrupt", sandbox_id, execution, code=1)
 
 
+def test_input_list_and_attach(osb: Osb, sandbox_id: str) -> None:
+    assert osb("command", "run", "-i", sandbox_id, "--", "sort", stdin=b"b\na\n").stdout == b"a\nb\n"
+    started = ["command", "run", "-d", "--keep-stdin", "-o", "raw", sandbox_id]
+    execution = osb(*started, "--", "cat; exit 4").stdout.decode().strip()
+    listed = json.loads(osb("command", "list", sandbox_id, "--running", "-o", "json").stdout)["items"]
+    assert execution in [one["id"] for one in listed]
+    osb("command", "stdin", sandbox_id, execution, "--keep-open", "-c", "one ")
+    osb("command", "stdin", sandbox_id, execution, stdin=b"two\xff")
+    assert osb("command", "attach", sandbox_id, execution, code=4).stdout == b"one two\xff"
+    osb("command", "attach", sandbox_id, "nosuch", code=125)
+
+
+def test_sessions(osb: Osb, sandbox_id: str) -> None:
+    made = json.loads(osb("command", "session", "create", sandbox_id, "-w", "/usr", "-o", "json").stdout)["session_id"]
+    run = ["command", "session", "run", sandbox_id, made, "--"]
+    osb(*run, "NAME=Ada; cd lib")
+    done = osb(*run, "echo $NAME in $PWD; echo careful >&2; (exit 9)", code=9)
+    assert (done.stdout, done.stderr) == (b"Ada in /usr/lib\n", b"careful\n")
+    assert made in osb("command", "session", "list", sandbox_id).stdout.decode()
+    osb("command", "session", "delete", sandbox_id, made)
+
+
 @pytest.mark.parametrize(("stays", "hint"), [(True, "`osb command status box run-1`"), (False, "--keep leaves both")])
 def test_a_lost_command_is_told_in_words_of_osb(stays: bool, hint: str) -> None:
     class Commands:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from conftest import Osb
 
+Start = Callable[..., subprocess.Popen[bytes]]
 EVERY_BYTE = bytes(range(256)) * 5000
 
 
@@ -127,3 +128,16 @@ def test_a_file_goes_into_a_directory(osb: Osb, sandbox_id: str, tmp_path: Path)
         osb("file", "rm", sandbox_id, "/tmp/into/into.txt")
     said = osb("file", "upload", sandbox_id, "-", "/tmp/into", stdin=b"x", code=1).stderr.decode()
     assert said.startswith("error: /tmp/into is a directory\nhint: Name the file")
+
+
+def test_list_and_watch(osb: Osb, start: Start, sandbox_id: str) -> None:
+    osb("file", "mkdir", sandbox_id, "/srv/seen/deep")
+    assert "/srv/seen/deep" in osb("file", "ls", sandbox_id, "/srv/seen").stdout.decode()
+    watcher = start("-v", "file", "watch", "-r", sandbox_id, "/srv/seen", "-o", "json")
+    assert watcher.stdout is not None
+    assert watcher.stderr is not None
+    assert watcher.stderr.readline() == b"osb: watching\n"
+    osb("file", "write", sandbox_id, "/srv/seen/deep/new\x1b", "-c", "x")
+    assert json.loads(watcher.stdout.readline()) == {
+        "type": "create", "path": "/srv/seen/deep/new\x1b", "kind": "file",
+    }  # fmt: skip

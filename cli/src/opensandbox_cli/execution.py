@@ -8,14 +8,15 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from opensandbox_cli import failure
 
 if TYPE_CHECKING:
     from opensandbox import Sandbox
-    from opensandbox.models import Execution, OutputBytes, RunCommandOpts
+    from opensandbox.models import Execution, ExecutionHandlers, OutputBytes, RunCommandOpts
     from opensandbox_cli.screen import Screen
 
 # How long ending a command may take after Ctrl-C, before we leave without it.
@@ -42,14 +43,57 @@ class Attached:
         self._stays = stays
         self._id: str | None = None
 
-    async def run(self, command: str | list[str], opts: RunCommandOpts) -> int:
-        """Run to the end; the exit code to leave with."""
+    async def run(
+        self, command: str | list[str], opts: RunCommandOpts, stdin: AsyncIterator[bytes] | None = None
+    ) -> int:
+        """Run to the end; the exit code to leave with. `stdin` is what it reads."""
+        more = {} if stdin is None else {"stdin": stdin}
+        return await self._followed(
+            lambda handlers: self._sandbox.commands.run(command, opts=opts, handlers=handlers, **more)
+        )
+
+    async def attach(self, execution_id: str, offset: int) -> int:
+        """Follow a command that runs or has ended; the exit code to leave with."""
+        return await self._followed(lambda handlers: self._sandbox.commands.attach(execution_id, offset, handlers))
+
+    async def run_in_session(
+        self, session_id: str, command: str, workdir: str | None, timeout: timedelta | None
+    ) -> int:
+        """Run in a shell that stays; the exit code to leave with."""
+        from opensandbox.models import ExecutionHandlers, OutputMessage
+
+        wrote = {False: False, True: False}
+
+        async def show(message: OutputMessage) -> None:
+            wrote[message.is_error] = True
+            await written(message.text.encode("utf-8", "replace"), error=message.is_error)
+
+        handlers = ExecutionHandlers(
+            on_stdout=show,
+            on_stderr=show,
+            on_notice=lambda notice: self._screen.warning(notice.text),
+            skip_accumulation=True,
+        )
+        execution = await self._sandbox.commands.run_in_session(
+            session_id, command, working_directory=workdir, timeout=timeout, handlers=handlers, separate=True
+        )
+        for error, some in wrote.items():
+            # The newline at the very end does not travel.
+            if some:
+                await written(b"\n", error=error)
+        return exit_code(execution, self._screen)
+
+    async def _followed(self, following: Callable[[ExecutionHandlers], Awaitable[Execution]]) -> int:
         from opensandbox.exceptions import SandboxConnectionException
         from opensandbox.models import ExecutionHandlers
 
-        handlers = ExecutionHandlers(on_init=lambda event: self._started(event.id), on_output=_write)
+        handlers = ExecutionHandlers(
+            on_init=lambda event: self._started(event.id),
+            on_output=_write,
+            on_notice=lambda notice: self._screen.warning(notice.text),
+        )
         try:
-            execution = await self._sandbox.commands.run(command, opts=opts, handlers=handlers)
+            execution = await following(handlers)
         except BrokenPipeError:
             # As a local program would end that writes into a closed pipe.
             await self.stop()
@@ -58,7 +102,7 @@ class Attached:
             if self._id is None:
                 raise
             raise failure.Failure(error.message, self._way_on(self._id)) from error
-        return _exit_code(execution, self._screen)
+        return exit_code(execution, self._screen)
 
     async def stop(self) -> None:
         """End the command and all it started."""
@@ -73,17 +117,40 @@ class Attached:
         if not self._stays:
             return "It is ended with its sandbox; --keep leaves both."
         place = f"{self._sandbox.id} {execution_id}"
-        return f"The command goes on; `osb command status {place}` tells how it ends, `osb command logs` what it wrote."
+        return (
+            f"The command goes on; `osb command status {place}` tells how it ends, `osb command attach` what it wrote."
+        )
 
     def _started(self, execution_id: str) -> None:
         self._id = execution_id
 
 
 async def _write(piece: OutputBytes) -> None:
+    await written(piece.data, error=piece.is_error)
+
+
+async def written(data: bytes, *, error: bool = False) -> None:
+    """Write to our own streams."""
     from anyio import to_thread
 
     # In a thread: a reader that pauses must not keep us from hearing Ctrl-C.
-    await to_thread.run_sync(_put, sys.stderr if piece.is_error else sys.stdout, piece.data, abandon_on_cancel=True)
+    await to_thread.run_sync(_put, sys.stderr if error else sys.stdout, data, abandon_on_cancel=True)
+
+
+async def typed() -> AsyncIterator[bytes]:
+    """What comes on our own standard input, as it comes."""
+    import anyio
+
+    # Not in a thread: one that still waits for a key would keep us from leaving.
+    source = sys.stdin.fileno()
+    while True:
+        # What cannot be waited for, such as a file, is always ready.
+        with contextlib.suppress(PermissionError):
+            await anyio.wait_readable(source)
+        data = os.read(source, 65536)
+        if not data:
+            return
+        yield data
 
 
 def _put(stream: object, data: bytes) -> None:
@@ -139,7 +206,8 @@ async def attended(work: Work, stop: Step, beside: Step | None = None) -> int:
     return code
 
 
-def _exit_code(execution: Execution, screen: Screen) -> int:
+def exit_code(execution: Execution, screen: Screen) -> int:
+    """The exit code to leave with, as a local command's; what it cannot say is shown."""
     end = execution.end
     if end is None:
         return execution.exit_code if execution.exit_code is not None and execution.exit_code >= 0 else failure.REFUSED

@@ -9,7 +9,8 @@
 | 130 | interrupted by Ctrl-C; 143 by SIGTERM |
 | 141 | whoever read our output has gone |
 
-`osb run` and `osb command run` are different: they end with the code of the remote command, as far as it has one.
+`osb run`, `osb shell` and `osb command run`, `attach` and `session run` are different: they end with the code of the
+remote command, as far as it has one.
 
 | code | meaning |
 |---|---|
@@ -42,7 +43,7 @@ HINTS = {
 }
 
 # Commands whose exit code belongs to somebody else, so that ours must be told apart.
-PASSES_CODE_ON = {"osb run", "osb command run"}
+PASSES_CODE_ON = {"osb run", "osb shell", "osb command run", "osb command attach", "osb command session run"}
 
 
 class Failure(Exception):

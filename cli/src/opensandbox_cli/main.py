@@ -17,7 +17,9 @@ from typer.core import TyperGroup
 
 from opensandbox_cli import __version__, failure
 from opensandbox_cli.commands import command, config, devops, diagnostics, file, sandbox
+from opensandbox_cli.commands.insight import register as register_insight
 from opensandbox_cli.commands.run import register as register_run
+from opensandbox_cli.commands.shell import register as register_shell
 from opensandbox_cli.commands.version import register as register_version
 from opensandbox_cli.session import Session
 
@@ -116,8 +118,10 @@ def root(
 
 
 register_run(app)
+register_shell(app)
 for group in (sandbox, command, file, config, diagnostics, devops):
     app.add_typer(group.app)
+register_insight(app)
 register_version(app)
 
 

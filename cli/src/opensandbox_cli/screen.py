@@ -56,6 +56,13 @@ class RawForm(StrEnum):
     RAW = "raw"
 
 
+class LineForm(StrEnum):
+    """For what comes line by line."""
+
+    RAW = "raw"
+    JSON = "json"
+
+
 def visible(text: object, *, lines: bool = False) -> str:
     """The text with control characters written out, as `\\x1b`. `lines` keeps line breaks and tabs."""
     return (_BUT_LINES if lines else _ANY).sub(lambda match: _escaped(match.group()), str(text))
@@ -117,6 +124,11 @@ class Screen:
             text = json.dumps(data, indent=2, ensure_ascii=False, default=str)
             text = _BUT_LINES.sub(lambda match: f"\\u{ord(match.group()):04x}", text) + "\n"
         self._write(text)
+
+    def line(self, data: object) -> None:
+        """JSON in one line."""
+        # ASCII only, so nothing in it can disturb a terminal.
+        self._write(json.dumps(data, default=str) + "\n")
 
     def text(self, text: object) -> None:
         """A line of our own."""

@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
@@ -49,7 +49,7 @@ class Reply:
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
-    chunks: list[bytes] | None = None
+    chunks: Iterable[bytes] | None = None
     cut: bool = False
 
     @classmethod
@@ -66,6 +66,9 @@ BODIES: dict[tuple[str, str], type[BaseModel]] = {
     ("POST", "/v1/sandboxes"): lifecycle.CreateSandboxRequest,
     ("POST", f"/v1/sandboxes/{ID}/renew-expiration"): lifecycle.RenewRequest,
     ("POST", "/e/command"): execd.RunCommandRequest,
+    ("POST", "/e/session"): execd.CreateSessionRequest,
+    ("POST", "/e/session/s1/run"): execd.RunInSessionRequest,
+    ("POST", "/e/pty"): execd.CreatePtyRequest,
     ("POST", "/e/directories"): execd.Permission,
     ("POST", "/e/files/permissions"): execd.Permission,
     ("POST", "/e/files/mv"): execd.Move,
@@ -78,8 +81,8 @@ def against_the_contract(received: Received) -> None:
     model = BODIES.get((received.method, received.path))
     if model is None:
         return
-    body = received.json()
-    whole = received.path.startswith("/v1/") or received.path == "/e/command"
+    body = received.json() if received.body else {}
+    whole = received.path.startswith(("/v1/", "/e/command", "/e/session", "/e/pty"))
     for document in [body] if whole else body if isinstance(body, list) else body.values():
         model.model_validate(document)
         known = {field.alias or name for name, field in model.model_fields.items()}

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 import opensandbox
 from opensandbox import executions, models, wire
-from opensandbox.models import diagnostics, execd, filesystem, history, sandboxes, templates
+from opensandbox.models import diagnostics, execd, filesystem, history, pty, sandboxes, templates
 from opensandbox.wire import execd as wire_execd
 from opensandbox.wire import lifecycle as wire_lifecycle
 
@@ -102,6 +102,15 @@ def _read_names(model: type[BaseModel]) -> set[str]:
         (sandboxes.SandboxMetrics, wire_execd.Metrics, set()),
         (execd.CommandStatus, wire_execd.CommandStatus, set()),
         (execd.CommandEnd, wire_execd.CommandEnd, set()),
+        (execd.CommandList, wire_execd.CommandList, set()),
+        (execd.InputTaken, wire_execd.StdinWritten, set()),
+        (execd.SessionInfo, wire_execd.SessionInfo, set()),
+        (execd.SessionList, wire_execd.SessionList, set()),
+        (pty.PtyInfo, wire_execd.Pty, set()),
+        (pty.PtyList, wire_execd.PtyList, set()),
+        (filesystem.FileContent, wire_execd.FileContent, set()),
+        (filesystem.FileEvent, wire_execd.FileEvent, set()),
+        (filesystem.TarResult, wire_execd.TarResult, set()),
         (filesystem.EntryInfo, wire_execd.FileInfo, set()),
         (diagnostics.DiagnosticContent, wire_lifecycle.DiagnosticContent, set()),
         (history.SandboxEvent, wire_lifecycle.SandboxEvent, set()),
@@ -128,8 +137,8 @@ def test_every_field_that_create_can_send_is_an_argument() -> None:
 
 def test_every_event_of_the_contract_is_known() -> None:
     source = inspect.getsource(executions)
-    # A status says nothing that the others do not, and a ping only keeps the connection alive.
-    ignored = {"status", "ping"}
+    # A ping only keeps the connection alive.
+    ignored = {"ping"}
     events = {event.value for event in wire_execd.ExecutionEventType} - ignored
     assert [event for event in events if f'"{event}"' not in source] == []
 
@@ -144,11 +153,14 @@ def test_public_things_are_explained() -> None:
         opensandbox.egress,
         opensandbox.health,
         opensandbox.metrics,
+        opensandbox.pty,
+        opensandbox.streams,
         opensandbox.lifecycle,
         diagnostics,
         execd,
         filesystem,
         history,
+        pty,
         sandboxes,
         templates,
     ):
@@ -169,7 +181,17 @@ def _loaded_by(statement: str) -> set[str]:
 
 def test_an_import_loads_only_what_it_needs() -> None:
     # Values come with their first use; HTTP client, TLS and event loop with the first request.
-    heavy = {"pydantic", "httpx2", "httpcore2", "anyio", "asyncio", "ssl", "email", "opensandbox.wire.lifecycle"}
+    heavy = {
+        "pydantic",
+        "httpx2",
+        "httpcore2",
+        "websockets",
+        "anyio",
+        "asyncio",
+        "ssl",
+        "email",
+        "opensandbox.wire.lifecycle",
+    }
     names = "Sandbox, SandboxManager, SandboxSync, SandboxManagerSync"
     assert heavy & _loaded_by(f"from opensandbox import {names}; import opensandbox.exceptions") == set()
     # A synchronous program never needs an event loop.

@@ -14,7 +14,7 @@ import typer
 from opensandbox_cli import duration, transfer
 from opensandbox_cli.failure import usage
 from opensandbox_cli.options import Group, Mode, Output, Owner, Path, Paths, RawOutput, SandboxId, octal
-from opensandbox_cli.screen import Form, RawForm
+from opensandbox_cli.screen import Form, LineForm, RawForm
 from opensandbox_cli.session import Client, Session, session_of
 
 if TYPE_CHECKING:
@@ -275,6 +275,52 @@ def info(ctx: typer.Context, sandbox_id: SandboxId, paths: Paths, output: Output
     session = session_of(ctx)
     found = _inside(session, sandbox_id, lambda sandbox: sandbox.files.get_file_info(paths))
     _show_entries(session, output, list(found.values()), "Nothing found.")
+
+
+@app.command()
+def ls(
+    ctx: typer.Context,
+    sandbox_id: SandboxId,
+    path: Annotated[str, typer.Argument(help="A directory in the sandbox.")] = "/",
+    depth: Annotated[int, typer.Option("-d", "--depth", min=1, help="How deep; 1 is its own entries.")] = 1,
+    output: Output = Form.TABLE,
+) -> None:
+    """List a directory."""
+    session = session_of(ctx)
+
+    async def work(sandbox: Sandbox) -> list[EntryInfo]:
+        from opensandbox.models import DirectoryListEntry
+
+        return await sandbox.files.list_directory(DirectoryListEntry(path=path, depth=depth))
+
+    _show_entries(session, output, _inside(session, sandbox_id, work), "It is empty.")
+
+
+@app.command()
+def watch(
+    ctx: typer.Context,
+    sandbox_id: SandboxId,
+    path: Path,
+    recursive: Annotated[bool, typer.Option("-r", "--recursive", help="With the directories below it.")] = False,
+    output: Annotated[
+        LineForm, typer.Option("-o", "--output", help="raw: words; json: an object a line.")
+    ] = LineForm.RAW,
+) -> None:
+    """Show what happens to files, a line each, until Ctrl-C."""
+    session = session_of(ctx)
+
+    async def work(sandbox: Sandbox) -> None:
+        async with await sandbox.files.watch(path, recursive=recursive) as changes:
+            session.detail("watching")
+            async for change in changes:
+                if output == LineForm.JSON:
+                    session.screen.line(change.model_dump(mode="json", exclude_none=True))
+                else:
+                    session.screen.text(
+                        " ".join(filter(None, [change.type, change.path, change.to and f"→ {change.to}"]))
+                    )
+
+    _inside(session, sandbox_id, work)
 
 
 def _show_entries(session: Session, form: Form, entries: Sequence[EntryInfo], empty: str) -> None:

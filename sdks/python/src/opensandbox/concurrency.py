@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from datetime import timedelta
 from io import IOBase
@@ -77,7 +77,7 @@ async def pulled(chunks: AsyncIterator[bytes], work: Callable[[Callable[[], byte
 
 
 @asynccontextmanager
-async def beside(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+async def beside(work: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
     """Do `work`, which raises nothing, as long as the block lasts."""
     import anyio
 
@@ -95,7 +95,7 @@ async def beside(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
 
 
 async def connect_websocket(url: str, headers: dict[str, str], seconds: float, largest: int) -> Any:
-    """A WebSocket: `recv`, `send` and `close`. The server sends the pings."""
+    """A WebSocket: `recv`, `send` and `close`. The server sends the pings. Needs asyncio, and not trio."""
     from websockets.asyncio.client import connect
 
     return await connect(
@@ -228,8 +228,10 @@ async def _connected(new: socket.socket, address: Any, limit: float | None) -> s
         try:
             new.connect(address)
         except BlockingIOError:
-            with anyio.fail_after(limit):
-                await anyio.wait_writable(new)
+            # To a server on this machine the connection is made already, and a turn of the loop would be wasted.
+            if not _ready(new, "POLLOUT"):
+                with anyio.fail_after(limit):
+                    await anyio.wait_writable(new)
         failure = new.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if failure:
             raise OSError(failure, os.strerror(failure))
@@ -241,13 +243,18 @@ async def _connected(new: socket.socket, address: Any, limit: float | None) -> s
 
 def readable(connection: socket.socket) -> bool:
     """Whether there is something to read from a socket, if only its end."""
+    return _ready(connection, "POLLIN")
+
+
+def _ready(connection: socket.socket, event: str) -> bool:
     import select
 
     # Not select(): it knows only the first 1,024 file descriptors. Where there is no poll(), there are few.
     if not hasattr(select, "poll"):
-        return bool(select.select([connection], [], [], 0)[0])
+        one = [connection]
+        return any(select.select(one if event == "POLLIN" else [], one if event == "POLLOUT" else [], one, 0))
     poll = select.poll()
-    poll.register(connection, select.POLLIN)
+    poll.register(connection, getattr(select, event))
     return bool(poll.poll(0))
 
 

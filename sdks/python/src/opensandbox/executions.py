@@ -39,13 +39,17 @@ class Recorder:
 
     def take(self, event: dict[str, Any]) -> Told | None:
         """Note an event; the user's function to call about it, and with what, if there is one."""
-        name, value = self._note(event)
+        name, value = self.note(event)
         handler = getattr(self._handlers, name) if name else None
         return None if handler is None else (handler, value)
 
-    def _note(self, event: dict[str, Any]) -> tuple[str, Any]:
+    def note(self, event: dict[str, Any]) -> tuple[str, Any]:
+        """Note an event; the handler it is for, and the value it carries. Nothing for what carries none."""
         execution, keep = self._execution, not self._handlers.skip_accumulation
         kind, at, text = event["type"], event["timestamp"], event.get("text") or ""
+        offset = event.get("offset")
+        if type(offset) is int:
+            execution.offset = offset
         if kind in ("stdout", "stderr") and self._handlers.on_output:
             # Asked for byte for byte: there are no lines to keep.
             data = _bytes(event, text)
@@ -70,20 +74,58 @@ class Recorder:
                 execution.result.append(result)
             return "on_result", result
         if kind == "error":
-            execution.error = _error(event.get("error"), at)
             execution.end = _end(event)
+            execution.error = _error(event.get("error"), at, execution.end)
             execution.exit_code = _number(execution.error.value)
             return "on_error", execution.error
         if kind == "execution_complete":
-            complete = models.ExecutionComplete(timestamp=at, execution_time_in_millis=event.get("execution_time") or 0)
-            execution.complete = complete
             execution.end = _end(event) or execution.end
+            complete = models.ExecutionComplete(
+                timestamp=at, execution_time_in_millis=event.get("execution_time") or 0, end=execution.end
+            )
+            execution.complete = complete
             if not self._background and execution.error is None:
                 execution.exit_code = 0
             return "on_execution_complete", complete
+        if kind == "status" and text:
+            notice = models.ExecutionNotice(text=text, timestamp=at)
+            execution.notices.append(notice)
+            return "on_notice", notice
         if kind == "execution_count":
             execution.execution_count = event.get("execution_count")
         return "", None
+
+
+class Progress:
+    """How far the events of a command have come, so that a stream that breaks can be taken up again."""
+
+    def __init__(self, execution_id: str | None = None, offset: int = 0) -> None:
+        self.id = execution_id
+        self.offset = offset
+        self.ended = False
+        # Published daemons keep nothing to come back to. Ours say offsets, and how they frame lines.
+        self._kept = execution_id is not None
+        self._begun = False
+
+    @property
+    def attachable(self) -> bool:
+        """Whether the sandbox is one that keeps the output of its commands, and the command is known."""
+        return self.id is not None and self._kept
+
+    def take(self, event: dict[str, Any]) -> bool:
+        """Note an event; whether it is news. The beginning of a stream that goes on is none."""
+        kind, offset = event["type"], event.get("offset")
+        if type(offset) is int:
+            self.offset, self._kept = offset, True
+        if kind == "stdout":
+            return True
+        if kind == "init":
+            first, self._begun = not self._begun, True
+            self.id = event.get("text") or self.id
+            self._kept = self._kept or event.get("framing") == "joined"
+            return first
+        self.ended = self.ended or kind in ("error", "execution_complete")
+        return True
 
 
 def ended(execution: models.Execution) -> bool:
@@ -91,24 +133,29 @@ def ended(execution: models.Execution) -> bool:
     return execution.error is not None or execution.complete is not None
 
 
-def broken(execution: models.Execution, message: str, request_id: str | None = None) -> SandboxConnectionException:
+def broken(
+    execution: models.Execution, message: str, request_id: str | None = None, *, goes_on: bool = True
+) -> SandboxConnectionException:
     """The exception for a command whose end was not heard of."""
-    error = SandboxConnectionException(
-        message,
-        request_id=request_id,
-        hint="The command goes on as long as the sandbox does;"
-        f" commands.get_command_status({execution.id!r}) tells how it ends."
-        if execution.id
-        else "Nothing is known of the command; the sandbox may have ended.",
-    )
+    if not execution.id:
+        hint = "Nothing is known of the command; the sandbox may have ended."
+    elif not goes_on:
+        hint = "The command was interrupted with it; the session stays."
+    else:
+        rest = f", commands.attach({execution.id!r}, offset={execution.offset}) the rest" if execution.offset else ""
+        hint = (
+            "The command goes on as long as the sandbox does;"
+            f" commands.get_command_status({execution.id!r}) tells how it ends{rest}."
+        )
+    error = SandboxConnectionException(message, request_id=request_id, hint=hint)
     error.execution = execution if execution.id else None
     return error
 
 
 def command_request(
-    command: str | list[str], opts: models.RunCommandOpts, handlers: models.ExecutionHandlers | None
+    command: str | list[str], opts: models.RunCommandOpts, *, exact: bool = False, stdin: bool = False
 ) -> dict[str, Any]:
-    """The body of the request that runs a command."""
+    """The body of the request that runs a command. `stdin`: there is something to give it."""
     if not command:
         raise InvalidArgumentException("the command is empty")
     given = {
@@ -120,16 +167,25 @@ def command_request(
         "uid": opts.uid,
         "gid": opts.gid,
         "envs": opts.envs,
-        "exact": True if handlers is not None and handlers.on_output else None,
+        "exact": exact or None,
+        "stdin": stdin or opts.stdin or None,
+        "merge": opts.merge,
     }
     return {name: value for name, value in given.items() if value is not None}
 
 
-def session_request(command: str, working_directory: str | None, timeout: timedelta | None) -> dict[str, Any]:
+def session_request(
+    command: str, working_directory: str | None, timeout: timedelta | None, separate: bool = False
+) -> dict[str, Any]:
     """The body of the request that runs a command in a session."""
     if not command:
         raise InvalidArgumentException("the command is empty")
-    given = {"command": command, "cwd": working_directory, "timeout": _milliseconds(timeout)}
+    given = {
+        "command": command,
+        "cwd": working_directory,
+        "timeout": _milliseconds(timeout),
+        "separate": separate or None,
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -160,13 +216,14 @@ def _end(event: dict[str, Any]) -> models.CommandEnd | None:
     return models.CommandEnd.model_validate(end) if isinstance(end, dict) and "reason" in end else None
 
 
-def _error(error: Any, at: int) -> models.ExecutionError:
+def _error(error: Any, at: int, end: models.CommandEnd | None) -> models.ExecutionError:
     fields = error if isinstance(error, dict) else {}
     return models.ExecutionError(
         name=str(fields.get("ename", "")),
         value=str(fields.get("evalue", "")),
         timestamp=at,
         traceback=[str(line) for line in fields.get("traceback") or ()],
+        end=end,
     )
 
 

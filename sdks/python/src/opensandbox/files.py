@@ -4,17 +4,36 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from io import IOBase
 from types import TracebackType
 from typing import Any, Self
 
-from opensandbox import models
+from opensandbox import archive, models
 from opensandbox.answers import translated
-from opensandbox.exceptions import InvalidArgumentException
+from opensandbox.concurrency import Pieces, in_thread, pulled, sleep
+from opensandbox.content import Content, Counted, opened, raw_headers, sha256_of
+from opensandbox.exceptions import (
+    ConflictException,
+    InvalidArgumentException,
+    SandboxApiException,
+    SandboxConnectionException,
+    SandboxException,
+    UnavailableException,
+)
 from opensandbox.multipart import Upload
-from opensandbox.transport import Connection
+from opensandbox.streams import Watch
+from opensandbox.transport import NO_RETRIES, Connection
+from opensandbox.wire.errors import Code
+
+_ARRIVED = "Upload-Offset"
+# What is sent as a whole is answered when all of it has been written.
+_WRITTEN_LIMIT = timedelta(hours=1)
+
+Local = str | os.PathLike[str]
 
 
 class ByteStream:
@@ -137,6 +156,156 @@ class Files:
         headers = {"Content-Type": upload.content_type}
         headers |= {"Content-Length": str(length)} if length is not None else {"Transfer-Encoding": "chunked"}
         await self._execd.call("POST", "/files/upload", body=upload.chunks, headers=headers)
+
+    async def upload(
+        self,
+        source: Local | IOBase | Pieces,
+        path: str,
+        *,
+        mode: int | None = None,
+        owner: str | None = None,
+        group: str | None = None,
+        resume: bool = False,
+        fsync: bool = False,
+    ) -> models.FileContent:
+        """Send a local file, named by its path, or an open file, or an iterator of bytes. Only a chunk is in memory.
+
+            written = await sandbox.files.upload("/etc/passwd", "/tmp/copy", mode=600)
+            print(written.size, written.sha256)
+
+        The file is there whole, or not at all, and its SHA-256 is compared. Without a mode it keeps the one it had, or
+        gets 644. `resume` goes on where an upload of the same file was broken off, this one's connection included; it
+        needs something that can be read again from the middle, such as a file. `fsync` waits for the disk.
+        """
+        given = {"path": path, "mode": mode, "owner": owner, "group": group, "fsync": "true" if fsync else None}
+        params = [(name, str(value)) for name, value in given.items() if value is not None]
+        async with opened(source) as content:
+            if not resume:
+                return await self._put(content, params)
+            if not content.repeatable or content.size is None:
+                raise InvalidArgumentException(
+                    "resume needs a file that can be read from the middle", hint="Give the path of a local file."
+                )
+            return await self._put_the_rest(content, content.size, params)
+
+    async def _put(self, content: Content, params: list[tuple[str, str]]) -> models.FileContent:
+        headers = raw_headers(content.size)
+        if content.repeatable:
+            headers["X-Checksum-SHA256"] = await sha256_of(content)
+        counted = Counted(content)
+        response = await self._optional("Writing files from a stream").call(
+            "PUT",
+            "/files/content",
+            params=params,
+            body=content.chunks if content.repeatable else counted.chunks,
+            headers=headers,
+            policy=None if content.repeatable else NO_RETRIES,
+            timeout=_WRITTEN_LIMIT,
+        )
+        written = models.base.parse(models.FileContent, response.content)
+        if not content.repeatable and written.sha256 != counted.sha256:
+            raise SandboxException(f"{written.path} is not what was sent", hint="Send it again.")
+        return written
+
+    async def _put_the_rest(self, content: Content, size: int, params: list[tuple[str, str]]) -> models.FileContent:
+        files, policy = self._optional("Uploads in parts"), self._execd.config.retry_policy
+        digest = await sha256_of(content)
+        failures, pause = 0, timedelta()
+        arrived = await self._arrived(files, params[0])
+        while True:
+            offset = arrived if arrived <= size else 0
+            headers = {**raw_headers(size - offset), "X-Checksum-SHA256": digest}
+            part = [*params, ("offset", str(offset)), ("final", "true")]
+            why: SandboxException
+            try:
+                response = await files.call(
+                    "PUT", "/files/content", params=part, headers=headers, policy=NO_RETRIES, timeout=_WRITTEN_LIMIT,
+                    body=lambda offset=offset: content.chunks(offset),  # type: ignore[misc]
+                )  # fmt: skip
+                return models.base.parse(models.FileContent, response.content)
+            except (SandboxConnectionException, UnavailableException, ConflictException) as error:
+                why, arrived = error, await self._arrived(files, params[0])
+            except SandboxApiException as error:
+                if error.code != Code.INVALID_FILE_CONTENT or not offset:
+                    raise
+                # What was there already is of something else.
+                why, arrived = error, 0
+            if arrived > offset:
+                failures, pause = 0, timedelta()
+                continue
+            delay = policy.delay(failures, pause)
+            if failures >= policy.max_retries or delay is None:
+                raise why
+            failures, pause = failures + 1, delay
+            await sleep(pause)
+
+    async def _arrived(self, files: Connection, path: tuple[str, str]) -> int:
+        position = (await files.call("HEAD", "/files/content", params=[path])).headers.get(_ARRIVED, "")
+        return int(position) if position.isdigit() else 0
+
+    async def upload_tar(self, source: Local | IOBase | Pieces, path: str, *, owners: bool = False) -> models.TarResult:
+        """Extract a tree below a directory, which is made if it is missing.
+
+            sent = await sandbox.files.upload_tar("/usr/share/keyrings", "/tmp/tree")
+            print(sent.entries, sent.bytes)
+
+        `source` is a local directory; or an archive, plain or with gzip: its path, an open file, an iterator of bytes.
+        Modes, times, links and empty directories are kept. With `owners` the files belong to whom the archive says, by
+        number; otherwise to whoever writes them.
+        """
+        if isinstance(source, (str, os.PathLike)) and await in_thread(os.path.isdir, source):
+            source = archive.packed(source)
+        params = [("path", path), ("owners", "true" if owners else "false")]
+        async with opened(source) as content:
+            response = await self._optional("Trees as archives").call(
+                "POST", "/files/tar", params=params, body=content.chunks, headers=raw_headers(content.size),
+                timeout=_WRITTEN_LIMIT,
+            )  # fmt: skip
+        return models.base.parse(models.TarResult, response.content)
+
+    async def read_tar(self, path: str, *, gzip: bool = False, chunk_size: int = 65536) -> ByteStream:
+        """A directory, or a file, as an archive that comes in chunks. Read it to its end, or close it."""
+        params = [("path", path), ("gzip", "true" if gzip else "false")]
+        stack = AsyncExitStack()
+        response = await stack.enter_async_context(
+            self._optional("Trees as archives").stream(
+                "GET", "/files/tar", params=params, headers={"Accept": "*/*"}, timeout=_WRITTEN_LIMIT
+            )
+        )
+        return ByteStream(response.aiter_raw(chunk_size), stack, self._execd.base_url)
+
+    async def download_tar(self, path: str, target: Local | IOBase, *, gzip: bool = False) -> None:
+        """Fetch a directory, or a file, into a local directory; or as an archive into an open file.
+
+            await sandbox.files.write_file("/tmp/tree/a.txt", "a")
+            await sandbox.files.download_tar("/tmp/tree", "copy-of-tree")
+
+        A local directory is made if it is missing. What programs in the sandbox prepared cannot leave it, and
+        belongs to the user of this program. `gzip` compresses on the way.
+        """
+        async with await self.read_tar(path, gzip=gzip) as stream:
+            if isinstance(target, (str, os.PathLike)):
+                await pulled(stream, lambda pull: archive.unpack(pull, target))
+                return
+            async for chunk in stream:
+                await in_thread(target.write, chunk)
+
+    async def watch(self, path: str, *, recursive: bool = False) -> Watch[models.FileEvent]:
+        """What happens in a directory, or to a file, from now on until it is closed.
+
+            async with await sandbox.files.watch("/tmp") as changes:
+                await sandbox.files.write_file("/tmp/news.txt", "x")
+                async for change in changes:
+                    print(change.type, change.path)
+                    break
+
+        `recursive` includes the directories below. An event of type `overflow` says that some were missed.
+        """
+        params = [("path", path), ("recursive", "true" if recursive else "false")]
+        return await Watch.open(self._optional("Watching files"), "/files/watch", models.FileEvent, params)
+
+    def _optional(self, what: str) -> Connection:
+        return self._execd.below("", what)
 
     async def create_directories(self, entries: list[models.WriteEntry]) -> None:
         """Create directories, and those above them. The mode is that of a directory made by this call."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from opensandbox import models
 from opensandbox.commands import Commands
 from opensandbox.concurrency import shielded, sleep
+from opensandbox.constants import CLEANUP_LIMIT
 from opensandbox.diagnostics import Diagnostics
 from opensandbox.egress import Egress
 from opensandbox.endpoints import EXECD_PORT
@@ -26,8 +27,10 @@ from opensandbox.exceptions import (
 )
 from opensandbox.files import Files
 from opensandbox.health import Health
+from opensandbox.isolation import IsolationService
 from opensandbox.lifecycle import Lifecycle, default_config
 from opensandbox.metrics import Metrics
+from opensandbox.pty import Pty
 from opensandbox.requests import create_request, seconds_of, why_unusable
 from opensandbox.transport import Connection
 
@@ -37,9 +40,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("opensandbox")
 
 HealthCheck = Callable[["Sandbox"], Awaitable[bool]]
-
-# Ending a sandbox that could not be used must not hang the error that tells why.
-CLEANUP_LIMIT = timedelta(seconds=10)
 
 
 class Sandbox:
@@ -69,6 +69,8 @@ class Sandbox:
         self._execd = Connection.to_sandbox(config, execd.endpoint, execd.headers)
         self._files = Files(self._execd)
         self._commands = Commands(self._execd)
+        self._pty = Pty(self._execd)
+        self._isolation = IsolationService(self._execd)
         self._metrics = Metrics(self._execd)
         self._health = Health(self._execd)
         self._diagnostics = Diagnostics(lifecycle)
@@ -270,6 +272,16 @@ class Sandbox:
         return self._commands
 
     @property
+    def pty(self) -> Pty:
+        """Terminals in it."""
+        return self._pty
+
+    @property
+    def isolation(self) -> IsolationService:
+        """Isolated sessions in it, if it was created with the extension `bootstrap.execd.isolation`: `enable`."""
+        return self._isolation
+
+    @property
     def metrics(self) -> Metrics:
         """What it uses."""
         return self._metrics
@@ -312,7 +324,15 @@ class Sandbox:
         return await self._lifecycle.signed_endpoint(self._id, port, expires)
 
     def files_with_identity(self, uid: int, gid: int) -> Files:
-        """Its files, read and written as that user and group."""
+        """Its files, read and written with the rights of that user and group, and owned by them.
+
+            files = sandbox.files_with_identity(1000, 1000)
+            await files.write_file("/tmp/of-the-user.txt", "mine")
+            info = (await sandbox.files.get_file_info(["/tmp/of-the-user.txt"]))["/tmp/of-the-user.txt"]
+            print(info.owner)
+
+        What that user may not read or write inside the sandbox is refused here too.
+        """
         if uid < 0 or gid < 0:
             raise InvalidArgumentException("uid and gid are not negative")
         return Files(self._execd.below(f"/v1/filesystem/{uid}/{gid}", "Reading and writing files as another user"))

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -17,15 +18,17 @@ from stub import Received, Reply, Stub, created
 
 from opensandbox import ConnectionConfigSync, SandboxSync
 from opensandbox.exceptions import (
+    ConflictException,
     InvalidArgumentException,
     InvalidRequestException,
     NotFoundException,
     SandboxConnectionException,
     SandboxException,
     ServerException,
+    UnsupportedException,
 )
 from opensandbox.executions import env_line
-from opensandbox.models import CommandEndReason, ExecutionHandlersSync, OutputMessage, RunCommandOpts
+from opensandbox.models import CommandEndReason, ExecutionHandlersSync, OutputBytes, OutputMessage, RunCommandOpts
 from opensandbox.models.execd import ExecutionComplete, ExecutionError, ExecutionInit
 
 Idle = Callable[[], bool]
@@ -326,3 +329,216 @@ def test_exact_output_that_is_not_base64_is_an_error(stub: Stub, sandbox: Sandbo
     stub.routes[RUN] = stream(INIT, event("stdout", data="a"), DONE)
     with pytest.raises(SandboxConnectionException, match="cannot be decoded"):
         sandbox.commands.run("true", handlers=ExecutionHandlersSync(on_output=lambda piece: None))
+
+
+# --- streams that break and go on ------------------------------------------------------------------------
+
+ATTACH = "GET", "/e/command/abc123/attach"
+BEGUN = event("init", text="abc123", framing="joined")
+
+
+def line(text: str, offset: int) -> bytes:
+    return event("stdout", text=text, offset=offset)
+
+
+def test_a_broken_stream_goes_on_where_it_broke(stub: Stub, sandbox: SandboxSync) -> None:
+    stub.routes[RUN] = stream(BEGUN, line("one", 4), cut=True)
+    stub.routes[ATTACH] = [
+        stream(BEGUN, line("\ntwo", 8), cut=True),
+        # Nothing new: it is asked for again, but not for ever.
+        stream(BEGUN, cut=True),
+        stream(BEGUN, event("status", text="12 bytes are not kept"), line("\nthree", 26)),
+        stream(BEGUN, DONE),
+    ]
+    begun: list[ExecutionInit] = []
+    execution = sandbox.commands.run("x", handlers=ExecutionHandlersSync(on_init=begun.append))
+    assert (execution.text, execution.exit_code, execution.offset) == ("one\ntwo\nthree", 0, 26)
+    assert [notice.text for notice in execution.notices] == ["12 bytes are not kept"]
+    assert [received.method for received in stub.requests] == ["POST", "GET", "GET", "GET", "GET"]
+    assert [dict(received.params)["offset"] for received in stub.requests[1:]] == ["4", "8", "8", "26"]
+    assert len(begun) == 1
+
+
+def test_a_stream_that_never_gets_any_further_is_given_up(stub: Stub, sandbox: SandboxSync) -> None:
+    stub.routes[RUN] = stream(BEGUN, line("half", 4), cut=True)
+    stub.routes[ATTACH] = stream(BEGUN, cut=True)
+    with pytest.raises(SandboxConnectionException) as raised:
+        sandbox.commands.run("x")
+    assert len(stub.requests) == 1 + 3
+    assert raised.value.execution is not None
+    assert raised.value.execution.text == "half"
+    assert "commands.attach('abc123', offset=4) the rest" in str(raised.value)
+
+
+def test_a_command_that_cannot_be_followed_again_says_why(stub: Stub, sandbox: SandboxSync) -> None:
+    stub.routes[RUN] = stream(BEGUN, line("half", 4), cut=True)
+    stub.routes[ATTACH] = Reply.error(404, "SANDBOX::NOT_FOUND", "there is no such sandbox any more")
+    with pytest.raises(SandboxConnectionException, match="there is no such sandbox any more") as raised:
+        sandbox.commands.run("x")
+    assert raised.value.execution is not None
+    with pytest.raises(NotFoundException):
+        sandbox.commands.attach("abc123")
+
+
+def test_a_request_that_was_lost_is_made_again_with_its_key(stub: Stub, sandbox: SandboxSync) -> None:
+    stub.routes["GET", "/e/commands"] = Reply.of({"items": []})
+    stub.routes[RUN] = [None, stream(cut=True), stream(BEGUN, line("once", 4), DONE)]
+    assert sandbox.commands.run("x").text == "once"
+    posts = [received for received in stub.requests if received.method == "POST"]
+    assert len({received.headers["idempotency-key"] for received in posts}) == 1
+    assert len(posts) == 3
+    # In the background there is nothing to follow: the same request tells the same again.
+    stub.routes[RUN] = [stream(BEGUN, cut=True), stream(BEGUN, DONE)]
+    begun: list[ExecutionInit] = []
+    background = RunCommandOpts(background=True, idempotency_key="mine")
+    execution = sandbox.commands.run("x", opts=background, handlers=ExecutionHandlersSync(on_init=begun.append))
+    assert (execution.id, len(begun)) == ("abc123", 1)
+    assert [received.headers["idempotency-key"] for received in stub.requests[-2:]] == ["mine", "mine"]
+
+
+def test_a_daemon_without_keys_is_not_asked_twice(stub: Stub, sandbox: SandboxSync) -> None:
+    stub.routes[RUN] = lambda _: None
+    with pytest.raises(SandboxConnectionException):
+        sandbox.commands.run("x")
+    assert stub.calls() == ["POST /e/command", "GET /e/commands"]
+
+
+def test_attach(stub: Stub, sandbox: SandboxSync) -> None:
+    stub.routes[ATTACH] = stream(BEGUN, event("stdout", data="/wA=", offset=9), cut=True)
+    pieces: list[bytes] = []
+
+    def hear(piece: OutputBytes) -> None:
+        pieces.append(piece.data)
+        stub.routes[ATTACH] = stream(
+            BEGUN, event("execution_complete", end={"reason": "exited", "cpu_ms": 1500, "peak_memory_bytes": 4096})
+        )
+
+    execution = sandbox.commands.attach("abc123", 7, ExecutionHandlersSync(on_output=hear))
+    assert [received.params for received in stub.requests] == [
+        [("offset", "7"), ("exact", "true")],
+        [("offset", "9"), ("exact", "true")],
+    ]
+    assert pieces == [b"\xff\0"]
+    assert (execution.id, execution.exit_code) == ("abc123", 0)
+    assert (execution.cpu_time, execution.peak_memory_bytes) == (timedelta(seconds=1.5), 4096)
+
+
+def test_events_one_by_one(stub: Stub, sandbox: SandboxSync, idle: Idle) -> None:
+    stub.routes[RUN] = stream(
+        BEGUN, event("ping"), line("out", 3), event("stderr", text="err", offset=6),
+        event("error", error={"ename": "E", "evalue": "7", "traceback": []}, end={"reason": "exited", "exit_code": 7}),
+    )  # fmt: skip
+    heard: list[object] = []
+    for happening in sandbox.commands.stream("x"):
+        heard.append(happening)
+    assert [type(happening) for happening in heard] == [ExecutionInit, OutputMessage, OutputMessage, ExecutionError]
+    last = heard[-1]
+    assert isinstance(last, ExecutionError)
+    assert last.end is not None
+    assert last.end.exit_code == 7
+    stub.routes[RUN] = stream(BEGUN, event("stdout", data="/wA=", offset=2), DONE)
+    for happening in sandbox.commands.stream(["x"], exact=True):
+        if isinstance(happening, OutputBytes):
+            heard.append(happening.data)
+    assert heard[-1] == b"\xff\0"
+    # Whoever leaves the loop gives the connection back.
+    stub.routes[RUN] = stream(BEGUN, *[line("x" * 1000, 9)] * 10_000)
+    events = sandbox.commands.stream("x")
+    for _ in events:
+        break
+    events.close()
+    assert idle()
+
+
+# --- input ------------------------------------------------------------------------------------------------
+
+STDIN = "POST", "/e/command/abc123/stdin"
+
+
+def fed(stub: Stub, answer: Reply) -> None:
+    """A command that ends when it got its input, or was interrupted."""
+    over = threading.Event()
+
+    def taken(_: Received) -> Reply:
+        over.set()
+        return answer
+
+    def stopped(_: Received) -> Reply:
+        over.set()
+        return Reply()
+
+    def chunks() -> Iterator[bytes]:
+        yield BEGUN
+        assert over.wait(10)
+        yield DONE
+
+    stub.routes[RUN] = lambda _: Reply(200, chunks=chunks())
+    stub.routes[STDIN] = taken if answer.status < 500 else answer
+    stub.routes["DELETE", "/e/command"] = stopped
+
+
+def test_input_is_streamed_while_the_command_runs(stub: Stub, sandbox: SandboxSync) -> None:
+    for given in ("text", b"text", iter([b"te", b"", b"xt"])):
+        fed(stub, Reply.of({"bytes": 4}))
+        stub.requests.clear()
+        assert sandbox.commands.run("cat", stdin=given).exit_code == 0
+        assert stub.requests[0].json() == {"command": "cat", "stdin": True}
+        assert (stub.requests[1].body, stub.requests[1].params) == (b"text", [("close", "true")])
+    # A command that wants no more is no error: it may have seen enough.
+    fed(stub, Reply.error(409, "COMMAND_STDIN_CLOSED", "it reads no more"))
+    assert sandbox.commands.run("head -1", stdin="x").exit_code == 0
+    # Otherwise it would wait for ever.
+    fed(stub, Reply.error(500, "RUNTIME_ERROR", "no"))
+    with pytest.raises(ServerException):
+        sandbox.commands.run("cat", stdin="x")
+    assert stub.calls()[-1] == "DELETE /e/command"
+    with pytest.raises(InvalidArgumentException):
+        sandbox.commands.run("cat", stdin="x", opts=RunCommandOpts(background=True))
+
+
+def test_write_and_close_stdin(stub: Stub, sandbox: SandboxSync) -> None:
+    stub.routes[STDIN] = Reply.of({"bytes": 3})
+    assert sandbox.commands.write_stdin("abc123", "grü") == 3
+    assert (stub.requests[-1].body, stub.requests[-1].params) == ("grü".encode(), [])
+    sandbox.commands.close_stdin("abc123")
+    assert (stub.requests[-1].body, stub.requests[-1].params) == (b"", [("close", "true")])
+    stub.routes[STDIN] = Reply.error(409, "X", "its input is not open")
+    with pytest.raises(ConflictException):
+        sandbox.commands.write_stdin("abc123", b"x")
+    stub.routes[RUN] = stream(INIT, DONE)
+    sandbox.commands.run("cat", opts=RunCommandOpts(stdin=True, merge=False))
+    assert stub.requests[-1].json() == {"command": "cat", "stdin": True, "merge": False}
+
+
+def test_the_commands_of_a_sandbox(stub: Stub, sandbox: SandboxSync) -> None:
+    with pytest.raises(UnsupportedException):
+        sandbox.commands.list()
+    status = {"id": "a", "content": "cat", "running": True, "started_at": "2026-01-01T00:00:00Z"}
+    stub.routes["GET", "/e/commands"] = Reply.of({"items": [{**status, "stdin_open": True, "output_bytes": 7}]})
+    found = sandbox.commands.list(running=True, limit=5)
+    assert stub.requests[-1].params == [("limit", "5"), ("running", "true")]
+    assert [(one.id, one.stdin_open, one.output_bytes) for one in found] == [("a", True, 7)]
+    stub.routes["GET", "/e/command/a/logs"] = Reply(200, b"x", {"EXECD-COMMANDS-LOST-BYTES": "12"})
+    assert sandbox.commands.get_background_command_logs("a", 3, "stderr").lost_bytes == 12
+    assert stub.requests[-1].params == [("cursor", "3"), ("stream", "stderr")]
+
+
+# --- sessions ---------------------------------------------------------------------------------------------
+
+
+def test_a_session_for_a_block(stub: Stub, sandbox: SandboxSync) -> None:
+    stub.routes["POST", "/e/session"] = Reply.of({"session_id": "s1"})
+    stub.routes["POST", "/e/session/s1/run"] = stream(event("init", text="s1"), event("stdout", text="hi"), DONE)
+    stub.routes["DELETE", "/e/session/s1"] = Reply()
+    with sandbox.commands.session(working_directory="/srv") as shell:
+        assert shell.run("echo hi", timeout=timedelta(seconds=1), separate=True).text == "hi"
+    assert stub.calls() == ["POST /e/session", "POST /e/session/s1/run", "DELETE /e/session/s1"]
+    assert stub.requests[0].json() == {"cwd": "/srv"}
+    assert stub.requests[1].json() == {"command": "echo hi", "timeout": 1000, "separate": True}
+    # It is interrupted when nobody listens, so there is nothing to go on with.
+    stub.routes["POST", "/e/session/s1/run"] = stream(BEGUN, line("half", 4), cut=True)
+    with pytest.raises(SandboxConnectionException, match="interrupted with it"):
+        sandbox.commands.run_in_session("s1", "x")
+    session = {"session_id": "s1", "cwd": "/srv", "created_at": "2026-01-01T00:00:00Z", "running": False}
+    stub.routes["GET", "/e/sessions"] = Reply.of({"items": [session]})
+    assert [one.cwd for one in sandbox.commands.list_sessions()] == ["/srv"]

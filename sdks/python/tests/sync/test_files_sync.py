@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import email.parser
 import email.policy
+import hashlib
 import io
 import json
+import os
 import socket
+import tarfile
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -20,7 +23,13 @@ from pydantic import ValidationError
 from stub import Received, Reply, Stub
 
 from opensandbox import SandboxSync
-from opensandbox.exceptions import InvalidArgumentException, NotFoundException, SandboxConnectionException
+from opensandbox.exceptions import (
+    InvalidArgumentException,
+    NotFoundException,
+    SandboxConnectionException,
+    SandboxException,
+    UnsupportedException,
+)
 from opensandbox.models import (
     ContentReplaceEntry,
     DirectoryListEntry,
@@ -294,3 +303,214 @@ def test_entries_are_lists_of_values(stub: Stub, sandbox: SandboxSync) -> None:
     with pytest.raises(InvalidArgumentException, match="takes a DirectoryListEntry, not dict"):
         files.list_directory(plain)
     assert stub.requests == []
+
+
+# --- one file, raw ----------------------------------------------------------------------------------------
+
+PUT, HEAD = ("PUT", "/e/files/content"), ("HEAD", "/e/files/content")
+
+
+def written(received: Received) -> Reply:
+    digest = hashlib.sha256(received.body).hexdigest()
+    return Reply.of({"path": "/a", "size": len(received.body), "sha256": digest})
+
+
+def test_upload_from_a_path_a_file_and_an_iterator(stub: Stub, sandbox: SandboxSync, tmp_path: Path) -> None:
+    stub.routes[PUT] = written
+    local = tmp_path / "local"
+    local.write_bytes(b"content")
+    digest = hashlib.sha256(b"content").hexdigest()
+    with local.open("rb") as file:
+        for source in (local, str(local), file):
+            found = sandbox.files.upload(source, "/a", mode=640, owner="ada", fsync=True)
+            assert (found.size, found.sha256) == (7, digest)
+            assert stub.requests[-1].params == [("path", "/a"), ("mode", "640"), ("owner", "ada"), ("fsync", "true")]
+            assert stub.requests[-1].headers["x-checksum-sha256"] == digest
+            assert stub.requests[-1].headers["content-length"] == "7"
+    assert sandbox.files.upload(iter([b"con", b"tent"]), "/a").sha256 == digest
+    assert stub.requests[-1].headers["transfer-encoding"] == "chunked"
+    with pytest.raises(UnsupportedException):
+        sandbox.files_with_identity(1, 2).upload(local, "/a")
+    assert stub.requests[-1].path == "/e/v1/filesystem/1/2/files/content"
+
+
+def test_what_can_be_sent_once_is_sent_once(stub: Stub, sandbox: SandboxSync, tmp_path: Path) -> None:
+    stub.routes[PUT] = [None, Reply.of({"path": "/a", "size": 1, "sha256": "0" * 64})]
+    with pytest.raises(SandboxConnectionException):
+        sandbox.files.upload(iter([b"x"]), "/a")
+    assert len(stub.requests) == 1
+    with pytest.raises(SandboxException, match="/a is not what was sent"):
+        sandbox.files.upload(iter([b"x"]), "/a")
+    # A file is read again for another attempt.
+    (tmp_path / "local").write_bytes(b"x")
+    stub.routes[PUT] = lambda received: written(received) if len(stub.requests) == 4 else None
+    assert sandbox.files.upload(tmp_path / "local", "/a").size == 1
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.upload(iter([b"x"]), "/a", resume=True)
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.upload(7, "/a")  # type: ignore[arg-type]
+
+
+class Partial:
+    """A file that gathers part by part; some connections break in the middle."""
+
+    def __init__(self, stub: Stub, before: bytes, breaks: int) -> None:
+        self.data, self.breaks, self.offsets = before, breaks, list[int]()
+        stub.routes[HEAD] = lambda _: Reply(200, headers={"Upload-Offset": str(len(self.data))})
+        stub.routes[PUT] = self.put
+
+    def put(self, received: Received) -> Reply | None:
+        params = dict(received.params)
+        self.offsets.append(int(params["offset"]))
+        assert params["final"] == "true"
+        kept = self.data[: self.offsets[-1]]
+        if self.breaks:
+            self.breaks -= 1
+            self.data = kept + received.body[: len(received.body) // 2]
+            return None
+        if hashlib.sha256(kept + received.body).hexdigest() != received.headers["x-checksum-sha256"]:
+            return Reply.error(400, "INVALID_FILE_CONTENT", "another digest")
+        self.data = kept + received.body
+        return written(Received("PUT", "/", {}, self.data, 0))
+
+
+def test_an_upload_goes_on_where_it_broke(stub: Stub, sandbox: SandboxSync, tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    local.write_bytes(bytes(range(256)) * 4)
+    partial = Partial(stub, local.read_bytes()[:24], breaks=5)
+    found = sandbox.files.upload(local, "/a", resume=True)
+    assert (found.size, partial.data) == (1024, local.read_bytes())
+    assert partial.offsets == [24, 524, 774, 899, 961, 992]
+    # Without any progress it is given up.
+    Partial(stub, b"", breaks=0)
+    stub.routes[PUT] = lambda _: None
+    stub.requests.clear()
+    with pytest.raises(SandboxConnectionException):
+        sandbox.files.upload(local, "/a", resume=True)
+    assert [received.method for received in stub.requests] == ["HEAD", *["PUT", "HEAD"] * 4]
+
+
+def test_what_was_begun_with_another_file_is_thrown_away(stub: Stub, sandbox: SandboxSync, tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    local.write_bytes(b"content")
+    partial = Partial(stub, b"oth", breaks=0)
+    assert sandbox.files.upload(local, "/a", resume=True).size == 7
+    assert (partial.data, partial.offsets) == (b"content", [3, 0])
+    longer = Partial(stub, b"much longer than it", breaks=0)
+    sandbox.files.upload(local, "/a", resume=True)
+    assert longer.offsets == [0]
+
+
+# --- trees ------------------------------------------------------------------------------------------------
+
+TAR = "/e/files/tar"
+
+
+def test_a_directory_goes_up_as_an_archive(stub: Stub, sandbox: SandboxSync, tmp_path: Path) -> None:
+    stub.routes["POST", TAR] = Reply.of({"path": "/d", "entries": 6, "bytes": 1000})
+    top = tmp_path / "top"
+    (top / "empty").mkdir(parents=True)
+    (top / "file").write_bytes(b"x" * 1000)
+    (top / "file").chmod(0o751)
+    os.utime(top / "file", ns=(1, 1_700_000_000_123_456_789))
+    (top / "link").symlink_to("/etc/passwd")
+    os.link(top / "file", top / "same")
+    os.mkfifo(top / "pipe")
+    result = sandbox.files.upload_tar(top, "/d")
+    assert (result.entries, result.bytes) == (6, 1000)
+    assert stub.requests[-1].params == [("path", "/d"), ("owners", "false")]
+    with tarfile.open(fileobj=io.BytesIO(stub.requests[-1].body)) as archive:
+        assert archive.getnames() == [".", "empty", "file", "link", "same"]
+        file, link, same = (archive.getmember(name) for name in ("file", "link", "same"))
+        assert (file.mode, file.size, file.pax_headers["mtime"]) == (0o751, 1000, "1700000000.123456789")
+        assert (link.linkname, same.islnk(), same.linkname) == ("/etc/passwd", True, "file")
+        assert {member.uname for member in archive} == {""}
+    for source in (iter([b"an ", b"archive"]), io.BytesIO(b"an archive")):
+        sandbox.files.upload_tar(source, "/d", owners=True)
+        assert stub.requests[-1].body == b"an archive"
+
+
+def archive_of(*members: tuple[str, bytes, str]) -> bytes:
+    """Names, types and link targets."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        for name, kind, target in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = kind, target, 4 if kind == tarfile.REGTYPE else 0
+            archive.addfile(info, io.BytesIO(b"evil"))
+    return whole.getvalue()
+
+
+def test_an_archive_comes_down_into_a_directory(stub: Stub, sandbox: SandboxSync, tmp_path: Path) -> None:
+    good = archive_of((".", tarfile.DIRTYPE, ""), ("a/b", tarfile.REGTYPE, ""), ("l", tarfile.SYMTYPE, "a/b"))
+    stub.routes["GET", TAR] = Reply(200, chunks=[good[:700], good[700:701], good[701:]])
+    sandbox.files.download_tar("/d", tmp_path / "new" / "place")
+    assert (tmp_path / "new" / "place" / "l").read_bytes() == b"evil"
+    assert stub.requests[-1].params == [("path", "/d"), ("gzip", "false")]
+    whole = io.BytesIO()
+    sandbox.files.download_tar("/d", whole, gzip=True)
+    assert whole.getvalue() == good
+    # A connection that breaks off behind the last entry is told, too.
+    stub.routes["GET", TAR] = Reply(200, chunks=[good, bytes(1 << 20)], cut=True)
+    with pytest.raises(SandboxConnectionException):
+        sandbox.files.download_tar("/d", tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("../out", tarfile.REGTYPE, "")],
+        [("a/../../out", tarfile.REGTYPE, "")],
+        [("l", tarfile.SYMTYPE, ".."), ("l/out", tarfile.REGTYPE, "")],
+        [("l", tarfile.SYMTYPE, "/etc")],
+        [("h", tarfile.LNKTYPE, "../secret")],
+        [("null", tarfile.CHRTYPE, "")],
+        [("pipe", tarfile.FIFOTYPE, "")],
+    ],
+)
+def test_an_archive_of_a_hostile_sandbox_stays_in_its_place(
+    stub: Stub, sandbox: SandboxSync, tmp_path: Path, members: list[tuple[str, bytes, str]]
+) -> None:
+    (tmp_path / "secret").write_text("secret")
+    stub.routes["GET", TAR] = Reply(200, chunks=[archive_of(*members)])
+    with pytest.raises(SandboxException, match="cannot be extracted"):
+        sandbox.files.download_tar("/d", tmp_path / "in")
+    assert sorted(os.listdir(tmp_path)) == ["in", "secret"]
+    assert not [name for _, _, files in os.walk(tmp_path / "in") for name in files]
+    # An absolute name is taken as one below.
+    stub.routes["GET", TAR] = Reply(200, chunks=[archive_of((f"{tmp_path}/out", tarfile.REGTYPE, ""))])
+    sandbox.files.download_tar("/d", tmp_path / "in")
+    assert not (tmp_path / "out").exists()
+
+
+# --- changes ----------------------------------------------------------------------------------------------
+
+
+def test_changes_as_they_happen(stub: Stub, sandbox: SandboxSync, idle: Idle) -> None:
+    events = [
+        b'data: {"type":"create","path":"/d/a","kind":"file"}\n\ndata: {"type":"mo',
+        b've","path":"/d/a","to":"/d/b","kind":"file"}\n\n: still here\n\n',
+        b'data: {"type":"overflow","path":"/d","kind":"directory","message":"too slow"}\n\n',
+    ]
+    stub.routes["GET", "/e/files/watch"] = Reply(200, chunks=events)
+    with sandbox.files.watch("/d", recursive=True) as changes:
+        seen = [(change.type, change.path, change.to, change.message) for change in changes]
+    assert seen == [
+        ("create", "/d/a", None, None), ("move", "/d/a", "/d/b", None), ("overflow", "/d", None, "too slow"),
+    ]  # fmt: skip
+    assert stub.requests[-1].params == [("path", "/d"), ("recursive", "true")]
+    # Whoever has seen enough lets go of the connection.
+    stub.routes["GET", "/e/files/watch"] = Reply(200, chunks=[events[0] + events[1]] * 10_000)
+    with sandbox.files.watch("/d") as changes:
+        for _ in changes:
+            break
+    assert idle()
+
+
+def test_figures_every_second(stub: Stub, sandbox: SandboxSync) -> None:
+    figures = {"cpu_count": 1, "cpu_used_pct": 2, "mem_total_mib": 3, "mem_used_mib": 4, "timestamp": 5, "pids": 6}
+    line = json.dumps(figures).encode() + b"\n"
+    stub.routes["GET", "/e/metrics/watch"] = Reply(200, chunks=[line, line[:9], line[9:] + line])
+    assert [now.pids for now in sandbox.metrics.watch()] == [6, 6, 6]
+    stub.routes["GET", "/e/metrics/prometheus"] = Reply(200, b"# EOF\n")
+    assert sandbox.metrics.prometheus() == "# EOF\n"

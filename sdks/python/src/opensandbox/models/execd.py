@@ -35,6 +35,21 @@ class ExecutionResult(Value):
     extra_properties: dict[str, str] = Field(default_factory=dict)
 
 
+class CommandEnd(Value):
+    """How a command ended. `reason` is one of `opensandbox.models.CommandEndReason`, or a newer one as plain text."""
+
+    reason: str
+    exit_code: int | None = None
+    signal: str | None = None
+    """Such as `SIGKILL`."""
+    message: str | None = None
+    output_truncated: bool | None = None
+    cpu_ms: int | None = None
+    """Time that it and its children spent on processors, in milliseconds."""
+    peak_memory_bytes: int | None = None
+    """The most memory that one of its processes had resident."""
+
+
 class ExecutionError(Value):
     """What went wrong. For a command `value` is its exit code as text, `-1` after a signal."""
 
@@ -42,6 +57,7 @@ class ExecutionError(Value):
     value: str
     timestamp: int
     traceback: list[str] = Field(default_factory=list)
+    end: CommandEnd | None = Field(default=None, repr=False)
 
 
 class ExecutionComplete(Value):
@@ -49,6 +65,14 @@ class ExecutionComplete(Value):
 
     timestamp: int
     execution_time_in_millis: int
+    end: CommandEnd | None = Field(default=None, repr=False)
+
+
+class ExecutionNotice(Value):
+    """Something to know that is no output: part of it was not kept, or the shell of a session is lost."""
+
+    text: str
+    timestamp: int
 
 
 class ExecutionInit(Value):
@@ -73,22 +97,12 @@ class ExecutionLogs(Value):
         self.stderr.append(message)
 
 
-class CommandEnd(Value):
-    """How a command ended. `reason` is one of `opensandbox.models.CommandEndReason`, or a newer one as plain text."""
-
-    reason: str
-    exit_code: int | None = None
-    signal: str | None = None
-    """Such as `SIGKILL`."""
-    message: str | None = None
-    output_truncated: bool | None = None
-
-
 class Execution(Value):
     """A command that was run.
 
     `exit_code` is 0 for success, the command's own code for a failure, -1 when a signal ended it, and
-    None for a command in the background. `end` tells a timeout, a signal and lack of memory apart.
+    None for a command in the background. `end` tells a timeout, a signal and lack of memory apart. `offset` is the byte
+    of its output up to which this has heard; `commands.attach` can go on from there.
     """
 
     id: str | None = None
@@ -99,12 +113,25 @@ class Execution(Value):
     exit_code: int | None = None
     logs: ExecutionLogs = Field(default_factory=ExecutionLogs)
     end: CommandEnd | None = None
+    offset: int = Field(default=0, repr=False)
+    notices: list[ExecutionNotice] = Field(default_factory=list, repr=False)
     framing: str | None = Field(default=None, repr=False)
     """`joined`: the texts of a stream, put together, are its output. Otherwise each of them is a line."""
 
     def add_result(self, result: ExecutionResult) -> None:
         """Append a result."""
         self.result.append(result)
+
+    @property
+    def cpu_time(self) -> timedelta | None:
+        """What it and its children used of processors, where the sandbox tells."""
+        spent = self.end.cpu_ms if self.end else None
+        return None if spent is None else timedelta(milliseconds=spent)
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """The most memory that one of its processes had resident, where the sandbox tells."""
+        return self.end.peak_memory_bytes if self.end else None
 
     @property
     def text(self) -> str:
@@ -145,6 +172,7 @@ class ExecutionHandlers(Value):
     on_execution_complete: Callable[[ExecutionComplete], Awaitable[None] | None] | None = None
     on_error: Callable[[ExecutionError], Awaitable[None] | None] | None = None
     on_init: Callable[[ExecutionInit], Awaitable[None] | None] | None = None
+    on_notice: Callable[[ExecutionNotice], Awaitable[None] | None] | None = None
     skip_accumulation: bool = False
 
 
@@ -161,6 +189,13 @@ class RunCommandOpts(Value):
     uid: int | None = Field(default=None, ge=0)
     gid: int | None = Field(default=None, ge=0)
     envs: dict[str, str] | None = None
+    stdin: bool = False
+    """Keep its input open for `commands.write_stdin`; otherwise it has none."""
+    merge: bool | None = None
+    """Both streams as one, in their exact order; by default so in the background only."""
+    idempotency_key: str | None = Field(default=None, min_length=1, max_length=255)
+    """Run again with the same key and options, the command is not started twice: the second call follows it too.
+    By default each call has a key of its own."""
 
     @model_validator(mode="after")
     def _gid_needs_uid(self) -> RunCommandOpts:
@@ -182,6 +217,22 @@ class CommandStatus(Value):
     finished_at: datetime | None = None
     background: bool | None = None
     end: CommandEnd | None = None
+    stdin_open: bool | None = None
+    """`commands.write_stdin` would be taken."""
+    output_bytes: int | None = None
+    """Output so far."""
+
+
+class CommandList(Value):
+    """The answer to a list of commands."""
+
+    items: list[CommandStatus]
+
+
+class InputTaken(Value):
+    """The answer to input."""
+
+    bytes: int
 
 
 class CommandLogs(Value):
@@ -189,9 +240,27 @@ class CommandLogs(Value):
 
     content: str
     cursor: int | None = None
+    lost_bytes: int = 0
+    """So many from the cursor on were not kept: the output went over its limit."""
 
 
 class CommandSession(Value):
     """A shell that keeps its state between commands."""
 
     session_id: str
+
+
+class SessionInfo(Value):
+    """A session that is open."""
+
+    session_id: str
+    cwd: str
+    created_at: datetime
+    running: bool
+    """A command runs in it."""
+
+
+class SessionList(Value):
+    """The answer to a list of sessions."""
+
+    items: list[SessionInfo]

@@ -14,6 +14,7 @@ from opensandbox.models.execd import (
     ExecutionError,
     ExecutionHandlers,
     ExecutionInit,
+    ExecutionNotice,
     ExecutionResult,
     OutputBytes,
     OutputMessage,
@@ -32,6 +33,7 @@ class ExecutionHandlersSync(ExecutionHandlers):
     on_execution_complete: Callable[[ExecutionComplete], None] | None = None
     on_error: Callable[[ExecutionError], None] | None = None
     on_init: Callable[[ExecutionInit], None] | None = None
+    on_notice: Callable[[ExecutionNotice], None] | None = None
 
     @field_validator("*")
     @classmethod

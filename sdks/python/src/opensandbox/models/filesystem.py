@@ -88,3 +88,36 @@ class DirectoryListEntry(Value):
 
     path: NotBlank
     depth: int | None = Field(default=None, ge=0)
+
+
+class FileContent(Value):
+    """A file that was written."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class TarResult(Value):
+    """An archive that was extracted."""
+
+    path: str
+    entries: int
+    bytes: int
+    """In files."""
+
+
+class FileEvent(Value):
+    """Something that happened to a file or directory.
+
+    `type` is `create`, `modify`, `delete`, `move`, `attrib`, or `overflow`: then events were lost, and the tree is to
+    be looked at again.
+    """
+
+    type: str
+    path: str
+    to: str | None = None
+    """Where it was moved."""
+    kind: str
+    """`file` or `directory`."""
+    message: str | None = None

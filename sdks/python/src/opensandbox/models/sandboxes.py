@@ -371,3 +371,20 @@ class SandboxMetrics(Value):
     memory_used_in_mib: float = Field(validation_alias=AliasChoices("memory_used_in_mib", "mem_used_mib"))
     timestamp: int
     """Milliseconds since 1970."""
+    memory_peak_in_mib: float | None = Field(
+        default=None, validation_alias=AliasChoices("memory_peak_in_mib", "mem_peak_mib")
+    )
+    disk_used_in_mib: float | None = Field(
+        default=None, validation_alias=AliasChoices("disk_used_in_mib", "disk_used_mib")
+    )
+    """What the sandbox wrote to its root, where that can be told."""
+    disk_total_in_mib: float | None = Field(
+        default=None, validation_alias=AliasChoices("disk_total_in_mib", "disk_total_mib")
+    )
+    pids: int | None = None
+    """Processes and threads."""
+    pids_limit: int | None = None
+    network_received_bytes: int | None = None
+    network_sent_bytes: int | None = None
+    oom_kills: int | None = None
+    cpu_time_ms: int | None = None

@@ -74,6 +74,7 @@ def connect_websocket(url: str, headers: dict[str, str], seconds: float, largest
     return connect(
         url, additional_headers=headers, user_agent_header=None, compression=None, proxy=None, open_timeout=seconds,
         ping_interval=None, max_size=largest,
+        legacy=True,  # the connection itself, and not something to iterate over
     )  # fmt: skip
 
 

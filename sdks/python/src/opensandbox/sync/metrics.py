@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from opensandbox import models
+from opensandbox.sync.streams import WatchSync
 from opensandbox.sync.transport import Connection
 
 
@@ -17,3 +18,21 @@ class MetricsSync:
     def get_metrics(self, sandbox_id: str | None = None) -> models.SandboxMetrics:
         """Processor and memory of this sandbox. The id is taken for compatibility; there is but one."""
         return models.base.parse(models.SandboxMetrics, self._execd.call("GET", "/metrics").content)
+
+    def watch(self) -> WatchSync[models.SandboxMetrics]:
+        """The figures now, and then every second until it is closed.
+
+            with sandbox.metrics.watch() as figures:
+                for now in figures:
+                    print(now.cpu_used_percentage, now.memory_used_in_mib)
+                    break
+
+        `with` closes it.
+        """
+        source = self._execd.below("", "Watching figures")
+        return WatchSync.open(source, "/metrics/watch", models.SandboxMetrics)
+
+    def prometheus(self) -> str:
+        """The figures as OpenMetrics text, for Prometheus and the like."""
+        source = self._execd.below("", "OpenMetrics text")
+        return source.call("GET", "/metrics/prometheus", headers={"Accept": "*/*"}).content.decode()

@@ -4,17 +4,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Iterator, Sequence
-from io import IOBase
 
 from opensandbox import models
 from opensandbox.exceptions import InvalidArgumentException
-from opensandbox.sync.concurrency import read_chunk
-
-CHUNK = 1 << 18
+from opensandbox.sync.content import Content, content_of
 
 
 class Upload:
@@ -26,7 +22,7 @@ class Upload:
 
     def __init__(self, entries: Sequence[models.WriteEntry], boundary: str | None = None) -> None:
         self._boundary = boundary or os.urandom(16).hex()
-        self._parts = [(self._head(entry), _source(entry)) for entry in entries]
+        self._parts = [(self._head(entry), _content(entry)) for entry in entries]
         self._tail = f"--{self._boundary}--\r\n".encode()
 
     @property
@@ -67,50 +63,10 @@ class Upload:
         ).encode()
 
 
-class _Bytes:
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.size: int | None = len(data)
-
-    def chunks(self) -> Iterator[bytes]:
-        for offset in range(0, len(self._data), CHUNK):
-            yield self._data[offset : offset + CHUNK]
-
-
-class _File:
-    def __init__(self, file: IOBase, encoding: str) -> None:
-        self._file = file
-        self._encoding = encoding
-        self._start = file.tell() if file.seekable() else None
-        self.size: int | None = None
-        # A text file counts characters, not bytes, so its size is not known before it is read.
-        if self._start is not None and not isinstance(file, io.TextIOBase):
-            self.size = max(0, file.seek(0, io.SEEK_END) - self._start)
-            file.seek(self._start)
-
-    def chunks(self) -> Iterator[bytes]:
-        if self._start is not None:
-            self._file.seek(self._start)
-        left = self.size
-        while left is None or left > 0:
-            # A file that grows meanwhile is sent as long as it was announced, and no longer.
-            data = read_chunk(self._file, CHUNK if left is None else min(CHUNK, left))
-            if not data:
-                break
-            chunk = data.encode(self._encoding) if isinstance(data, str) else data
-            if left is not None:
-                left -= len(chunk)
-            yield chunk
-
-
-def _source(entry: models.WriteEntry) -> _Bytes | _File:
-    data = entry.data
-    if data is None:
+def _content(entry: models.WriteEntry) -> Content:
+    if entry.data is None:
         raise InvalidArgumentException(f"no data for {entry.path}", hint='Give data="" for an empty file.')
-    if isinstance(data, str):
-        return _Bytes(data.encode(entry.encoding))
-    if isinstance(data, bytes):
-        return _Bytes(data)
-    if not data.readable():
-        raise InvalidArgumentException(f"the file given for {entry.path} is not open for reading")
-    return _File(data, entry.encoding)
+    try:
+        return content_of(entry.data, entry.encoding)
+    except InvalidArgumentException as error:
+        raise InvalidArgumentException(f"{entry.path}: {error.message}", hint=error.hint) from None

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from opensandbox import models
+from opensandbox.constants import CLEANUP_LIMIT
 from opensandbox.endpoints import EXECD_PORT
 from opensandbox.exceptions import (
     AuthenticationException,
@@ -28,8 +29,10 @@ from opensandbox.sync.diagnostics import DiagnosticsSync
 from opensandbox.sync.egress import EgressSync
 from opensandbox.sync.files import FilesSync
 from opensandbox.sync.health import HealthSync
+from opensandbox.sync.isolation import IsolationServiceSync
 from opensandbox.sync.lifecycle import Lifecycle, default_config
 from opensandbox.sync.metrics import MetricsSync
+from opensandbox.sync.pty import PtySync
 from opensandbox.sync.transport import Connection
 
 if TYPE_CHECKING:
@@ -38,9 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("opensandbox")
 
 HealthCheck = Callable[["SandboxSync"], bool]
-
-# Ending a sandbox that could not be used must not hang the error that tells why.
-CLEANUP_LIMIT = timedelta(seconds=10)
 
 
 class SandboxSync:
@@ -70,6 +70,8 @@ class SandboxSync:
         self._execd = Connection.to_sandbox(config, execd.endpoint, execd.headers)
         self._files = FilesSync(self._execd)
         self._commands = CommandsSync(self._execd)
+        self._pty = PtySync(self._execd)
+        self._isolation = IsolationServiceSync(self._execd)
         self._metrics = MetricsSync(self._execd)
         self._health = HealthSync(self._execd)
         self._diagnostics = DiagnosticsSync(lifecycle)
@@ -271,6 +273,16 @@ class SandboxSync:
         return self._commands
 
     @property
+    def pty(self) -> PtySync:
+        """Terminals in it."""
+        return self._pty
+
+    @property
+    def isolation(self) -> IsolationServiceSync:
+        """Isolated sessions in it, if it was created with the extension `bootstrap.execd.isolation`: `enable`."""
+        return self._isolation
+
+    @property
     def metrics(self) -> MetricsSync:
         """What it uses."""
         return self._metrics
@@ -313,7 +325,15 @@ class SandboxSync:
         return self._lifecycle.signed_endpoint(self._id, port, expires)
 
     def files_with_identity(self, uid: int, gid: int) -> FilesSync:
-        """Its files, read and written as that user and group."""
+        """Its files, read and written with the rights of that user and group, and owned by them.
+
+            files = sandbox.files_with_identity(1000, 1000)
+            files.write_file("/tmp/of-the-user.txt", "mine")
+            info = (sandbox.files.get_file_info(["/tmp/of-the-user.txt"]))["/tmp/of-the-user.txt"]
+            print(info.owner)
+
+        What that user may not read or write inside the sandbox is refused here too.
+        """
         if uid < 0 or gid < 0:
             raise InvalidArgumentException("uid and gid are not negative")
         return FilesSync(self._execd.below(f"/v1/filesystem/{uid}/{gid}", "Reading and writing files as another user"))

@@ -7,6 +7,18 @@ from opensandbox.sync.diagnostics import DiagnosticsSync
 from opensandbox.sync.egress import EgressSync
 from opensandbox.sync.files import FilesSync as FilesystemSync
 from opensandbox.sync.health import HealthSync
+from opensandbox.sync.isolation import IsolationServiceSync, IsolationSessionSync
 from opensandbox.sync.metrics import MetricsSync
+from opensandbox.sync.pty import PtySync
 
-__all__ = ["CommandsSync", "DiagnosticsSync", "EgressSync", "FilesystemSync", "HealthSync", "MetricsSync"]
+__all__ = [
+    "CommandsSync",
+    "DiagnosticsSync",
+    "EgressSync",
+    "FilesystemSync",
+    "HealthSync",
+    "IsolationServiceSync",
+    "IsolationSessionSync",
+    "MetricsSync",
+    "PtySync",
+]

@@ -209,6 +209,11 @@ class Connection:
             config, f"{config.get_protocol()}://{endpoint}", {**({API_KEY_HEADER: key} if key else {}), **headers}
         )
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request to there carries, for those that are not sent here."""
+        return dict(self._headers)
+
     def below(self, path: str, what: str) -> Connection:
         """The same, at an address further down that not every server has."""
         return Connection(self.config, self.base_url + path, self._secrets, what)

@@ -71,9 +71,15 @@ class Code(StrEnum):
     INVALID_RANGE = "INVALID_RANGE"
     UPLOAD_CONFLICT = "UPLOAD_CONFLICT"
     COMMAND_NOT_FOUND = "COMMAND_NOT_FOUND"
+    STDIN_NOT_OPEN = "STDIN_NOT_OPEN"
     CONTEXT_NOT_FOUND = "CONTEXT_NOT_FOUND"
+    CONTEXT_BUSY = "CONTEXT_BUSY"
     ALREADY_CONNECTED = "ALREADY_CONNECTED"
+    SESSION_BUSY = "SESSION_BUSY"
     NOT_SUPPORTED = "NOT_SUPPORTED"
+    INVALID_PORT = "INVALID_PORT"
+    PORT_REFUSED = "PORT_REFUSED"
+    PORT_CLOSED = "PORT_CLOSED"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     UNKNOWN = "UNKNOWN"
 
@@ -139,9 +145,15 @@ KIND: dict[Code, str] = {
     Code.INVALID_RANGE: "invalid",
     Code.UPLOAD_CONFLICT: "conflict",
     Code.COMMAND_NOT_FOUND: "not_found",
+    Code.STDIN_NOT_OPEN: "conflict",
     Code.CONTEXT_NOT_FOUND: "not_found",
+    Code.CONTEXT_BUSY: "conflict",
     Code.ALREADY_CONNECTED: "conflict",
+    Code.SESSION_BUSY: "conflict",
     Code.NOT_SUPPORTED: "unsupported",
+    Code.INVALID_PORT: "invalid",
+    Code.PORT_REFUSED: "forbidden",
+    Code.PORT_CLOSED: "bad_gateway",
     Code.RESOURCE_EXHAUSTED: "exhausted",
     Code.UNKNOWN: "internal",
 }
@@ -206,9 +218,15 @@ STATUS: dict[Code, int] = {
     Code.INVALID_RANGE: 416,
     Code.UPLOAD_CONFLICT: 409,
     Code.COMMAND_NOT_FOUND: 404,
+    Code.STDIN_NOT_OPEN: 409,
     Code.CONTEXT_NOT_FOUND: 404,
+    Code.CONTEXT_BUSY: 409,
     Code.ALREADY_CONNECTED: 409,
+    Code.SESSION_BUSY: 409,
     Code.NOT_SUPPORTED: 501,
+    Code.INVALID_PORT: 400,
+    Code.PORT_REFUSED: 403,
+    Code.PORT_CLOSED: 502,
     Code.RESOURCE_EXHAUSTED: 429,
     Code.UNKNOWN: 500,
 }
@@ -273,9 +291,15 @@ HINT: dict[Code, str] = {
     Code.INVALID_RANGE: "Ask for a range inside the file.",
     Code.UPLOAD_CONFLICT: "Go on at the offset that the Upload-Offset header names.",
     Code.COMMAND_NOT_FOUND: "The id is the text of the init event; records are kept for 24 hours.",
+    Code.STDIN_NOT_OPEN: "Start the command with stdin: true, and write before it ends or closes its input.",
     Code.CONTEXT_NOT_FOUND: "List the contexts that exist.",
+    Code.CONTEXT_BUSY: "Wait for its end, interrupt it, or use another context; each runs one cell at a time.",
     Code.ALREADY_CONNECTED: "Connect with takeover=1 to take its place, or with viewer=1 to look.",
+    Code.SESSION_BUSY: "Wait until its runs have ended, or delete the session.",
     Code.NOT_SUPPORTED: "This sandbox cannot do it.",
+    Code.INVALID_PORT: "The path is /proxy/<port>/..., with a port from 1 to 65535.",
+    Code.PORT_REFUSED: "/proxy leads to programs in the sandbox; call execd's own routes directly.",
+    Code.PORT_CLOSED: "Start the program inside the sandbox, let it listen on 127.0.0.1, ::1 or 0.0.0.0, and check the port.",
     Code.RESOURCE_EXHAUSTED: "The sandbox is at one of its limits; end something and try again.",
     Code.UNKNOWN: "Look at the sandbox's log.",
 }

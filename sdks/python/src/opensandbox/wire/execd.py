@@ -103,6 +103,286 @@ class SessionList(BaseModel):
     items: list[SessionInfo]
 
 
+class IsolatedWorkspaceMode(StrEnum):
+    """
+    Absent: overlay where the profile is strict, rw where it is balanced.
+    """
+
+    RW = "rw"
+    OVERLAY = "overlay"
+    RO = "ro"
+
+
+class IsolatedWorkspace(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    path: str
+    """A directory of the sandbox, absolute and without symbolic links on the way."""
+    mode: IsolatedWorkspaceMode | None = None
+    """Absent: overlay where the profile is strict, rw where it is balanced."""
+
+
+class IsolatedOverlayMode(StrEnum):
+    """
+    Absent: overlay.
+    """
+
+    RW = "rw"
+    OVERLAY = "overlay"
+    RO = "ro"
+
+
+class IsolatedOverlay(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    path: str
+    """As in IsolatedWorkspace."""
+    mode: IsolatedOverlayMode | None = None
+    """Absent: overlay."""
+    persist: bool | None = None
+    """Of an overlay; false: neither diff nor commit shows what changes in it. Changes live as long as the session in either case."""
+
+
+class IsolatedBind(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    source: str
+    """A directory or file of the sandbox."""
+    dest: str | None = None
+    """Where the session sees it; it must exist. Absent: at source."""
+    readonly: bool = False
+
+
+class IsolatedEnvironmentMode(StrEnum):
+    ALLOW = "allow"
+    DENY = "deny"
+
+
+class IsolatedEnvironment(BaseModel):
+    """Which of the sandbox's variables the session's shell gets."""
+
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    mode: IsolatedEnvironmentMode = IsolatedEnvironmentMode.DENY
+    keys: list[str] | None = None
+    """allow: only these; deny: all but these. With the strict profile names that look like secrets are left out unless they are allowed here."""
+
+
+class CreateIsolatedSessionRequestProfile(StrEnum):
+    """
+    strict: overlay, a private /tmp, no network, no secrets in the environment. balanced: rw, the /tmp and the network of the sandbox.
+    """
+
+    STRICT = "strict"
+    BALANCED = "balanced"
+
+
+class CreateIsolatedSessionRequestUidMode(StrEnum):
+    """
+    userns is refused: see capabilities.
+    """
+
+    SETPRIV = "setpriv"
+    USERNS = "userns"
+
+
+class CreateIsolatedSessionRequest(BaseModel):
+    """At least one of workspace and overlays; workspace comes first. The session begins in the first."""
+
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    profile: CreateIsolatedSessionRequestProfile = CreateIsolatedSessionRequestProfile.STRICT
+    """strict: overlay, a private /tmp, no network, no secrets in the environment. balanced: rw, the /tmp and the network of the sandbox."""
+    workspace: IsolatedWorkspace | None = None
+    overlays: list[IsolatedOverlay] | None = None
+    extra_writable: list[str] | None = None
+    binds: list[IsolatedBind] | None = None
+    share_net: bool | None = None
+    env_passthrough: IsolatedEnvironment | None = None
+    uid: Annotated[int | None, Field(ge=0)] = None
+    gid: Annotated[int | None, Field(ge=0)] = None
+    uid_mode: CreateIsolatedSessionRequestUidMode = CreateIsolatedSessionRequestUidMode.SETPRIV
+    """userns is refused: see capabilities."""
+    idle_timeout_seconds: Annotated[int | None, Field(ge=0)] = None
+    """Ends the session so long after its last run; 0 or absent: never."""
+
+
+class IsolatedSessionStatus(StrEnum):
+    ACTIVE = "active"
+    DEAD = "dead"
+    DESTROYED = "destroyed"
+
+
+class IsolatedSessionProfile(StrEnum):
+    STRICT = "strict"
+    BALANCED = "balanced"
+
+
+class IsolatedSessionUidMode(StrEnum):
+    SETPRIV = "setpriv"
+    USERNS = "userns"
+
+
+class IsolatedSession(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    session_id: str
+    status: IsolatedSessionStatus
+    created_at: AwareDatetime
+    last_run_at: AwareDatetime | None = None
+    idle_remaining_seconds: int | None = None
+    profile: IsolatedSessionProfile | None = None
+    workspace: IsolatedWorkspace | None = None
+    overlays: list[IsolatedOverlay] | None = None
+    extra_writable: list[str] | None = None
+    binds: list[IsolatedBind] | None = None
+    share_net: bool | None = None
+    env_passthrough: IsolatedEnvironment | None = None
+    uid: Annotated[int | None, Field(ge=0)] = None
+    gid: Annotated[int | None, Field(ge=0)] = None
+    uid_mode: IsolatedSessionUidMode | None = None
+    idle_timeout_seconds: Annotated[int | None, Field(ge=0)] = None
+
+
+class IsolatedSessionSummaryStatus(StrEnum):
+    ACTIVE = "active"
+    DEAD = "dead"
+    DESTROYED = "destroyed"
+
+
+class IsolatedSessionSummary(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    session_id: str
+    status: IsolatedSessionSummaryStatus
+    created_at: AwareDatetime
+    last_run_at: AwareDatetime
+    """Before the first run: when it was made."""
+    idle_remaining_seconds: int | None = None
+
+
+class IsolatedSessionList(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    sessions: list[IsolatedSessionSummary]
+
+
+class IsolatedRunRequest(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    code: str
+    envs: dict[str, str] | None = None
+    """Exported into the shell before the code runs."""
+    timeout_seconds: Annotated[int | None, Field(ge=0)] = None
+    """0 or absent: none; in the background it means nothing."""
+    background: bool = False
+
+
+class IsolatedRun(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    session_id: str
+    run_id: str
+    started_at: AwareDatetime
+
+
+class IsolatedRunStatus(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    session_id: str
+    run_id: str
+    running: bool
+    exit_code: int | None = None
+    error: str | None = None
+    started_at: AwareDatetime
+    finished_at: AwareDatetime | None = None
+
+
+class IsolatedHardeningInitMode(StrEnum):
+    NONE = "none"
+    PID1 = "pid1"
+    SUBREAPER = "subreaper"
+
+
+class IsolatedHardeningLayerState(StrEnum):
+    ACTIVE = "active"
+    DISABLED = "disabled"
+    DEGRADED = "degraded"
+    UNSUPPORTED = "unsupported"
+
+
+class IsolatedHardeningLayer(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    state: IsolatedHardeningLayerState | None = None
+    message: str | None = None
+
+
+class IsolatedChangeChange(StrEnum):
+    CREATED = "created"
+    MODIFIED = "modified"
+    DELETED = "deleted"
+
+
+class IsolatedChangeType(StrEnum):
+    """
+    What is there now; of what was deleted what was there.
+    """
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    SYMLINK = "symlink"
+    OTHER = "other"
+
+
+class IsolatedChange(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    path: str
+    change: IsolatedChangeChange
+    type: IsolatedChangeType
+    """What is there now; of what was deleted what was there."""
+    size: int | None = None
+
+
+class IsolatedCommit(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    created: int
+    modified: int
+    deleted: int
+    skipped: list[str] | None = None
+    """Paths of what cannot be carried over (sockets)."""
+
+
 class CreatePtyRequest(BaseModel):
     """At most one of command (run by bash) and argv; neither: an interactive bash."""
 
@@ -434,6 +714,29 @@ class CodeContextRef(BaseModel):
     language: str | None = None
 
 
+class IsolatedHardening(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    init_mode: IsolatedHardeningInitMode | None = None
+    signal_shield: bool | None = None
+    cap_drop: IsolatedHardeningLayer | None = None
+    seccomp: IsolatedHardeningLayer | None = None
+    landlock: IsolatedHardeningLayer | None = None
+    ebpf: IsolatedHardeningLayer | None = None
+
+
+class IsolatedDiff(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    changes: list[IsolatedChange]
+    truncated: bool | None = None
+    """There are more than are listed; the tar has all."""
+
+
 class ExecutionEvent(BaseModel):
     model_config = ConfigDict(
         populate_by_name=True,
@@ -445,7 +748,7 @@ class ExecutionEvent(BaseModel):
     data: str | None = None
     """stdout, stderr of an exact request: the bytes, in base64."""
     offset: int | None = None
-    """stdout, stderr of a command: the byte of its output behind what this event conveys; attach there to go on. Also in the last event."""
+    """stdout, stderr of a command: the byte of its output behind what this event conveys; attach there to go on. Where both streams end without a newline, the last text counts one byte more. In the last event: all of its output."""
     framing: ExecutionEventFraming | None = None
     """init: texts are framed as the note below says. Without it, each text is a line."""
     timestamp: int
@@ -469,3 +772,20 @@ class RunCodeRequest(BaseModel):
     """Milliseconds; 0 or absent: none. The cell is interrupted then, the context stays."""
     envs: dict[str, str] | None = None
     """Set in the context before the cell runs."""
+
+
+class IsolatedCapabilities(BaseModel):
+    model_config = ConfigDict(
+        populate_by_name=True,
+        defer_build=True,
+    )
+    available: bool
+    isolator: str | None = None
+    version: str | None = None
+    message: str | None = None
+    """Why it is not available."""
+    setpriv_available: bool | None = None
+    userns_available: bool | None = None
+    commit_supported: bool | None = None
+    diff_supported: bool | None = None
+    hardening: IsolatedHardening | None = None
