@@ -11,8 +11,6 @@ from pathlib import Path
 
 LISTING = Path(__file__).parent / "published" / "recording.py"
 NOT_COVERED = "NOT COVERED"
-# What cannot be called before something else is there: which method gives it.
-UNREACHABLE = {"IsolationSession": "IsolationService.create"}
 
 
 @dataclass
@@ -71,8 +69,6 @@ def outcome(method: str, calls: dict[str, set[str]]) -> str:
     >>> outcome("Sandbox.kill", {"Sandbox.kill": {"ok", "SandboxApiException"}})
     'ok'
     """
-    if method.partition(".")[0] in UNREACHABLE:
-        return "later"
     ended = calls.get(method, set())
     if "FAIL" in ended:
         return "FAIL"
@@ -86,8 +82,6 @@ def outcome(method: str, calls: dict[str, set[str]]) -> str:
 
 def reason(method: str, calls: dict[str, set[str]]) -> str:
     """Why it comes later, as the client was told."""
-    if giver := UNREACHABLE.get(method.partition(".")[0]):
-        return f"not to be had without {giver}"
     return "; ".join(
         sorted(one.removeprefix("refused: ") for one in calls.get(method, set()) if one.startswith("refused: "))
     )

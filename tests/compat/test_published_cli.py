@@ -27,9 +27,6 @@ LATER = {
     "template get": ["x"],
     "template list": [],
     "template delete": ["x"],
-    "command session create": ["{id}"],
-    "command session run": ["{id}", "f" * 32, "-o", "raw", "--", "true"],
-    "command session delete": ["{id}", "f" * 32],
     "egress get": ["{id}"],
     "egress patch": ["{id}", "--rule", "allow=allowed.example"],
     "credential-vault create": ["{id}", "--file", "vault.json"],
@@ -130,6 +127,17 @@ def test_a_command_prints_what_it_printed(osb: Osb, sandbox_id: str) -> None:
 
 def test_a_command_that_fails(osb: Osb, sandbox_id: str) -> None:
     osb("command", "run", sandbox_id, "-o", "raw", "--", "sh", "-c", "exit 3", code=1)
+
+
+def test_a_session(osb: Osb, sandbox_id: str) -> None:
+    made = json.loads(osb("command", "session", "create", sandbox_id, "-w", "/tmp/work", "-o", "json").stdout)
+    session = made["session_id"]
+    osb("command", "session", "run", sandbox_id, session, "-o", "raw", "--", "cd", "..")
+    done = osb("command", "session", "run", sandbox_id, session, "-o", "raw", "--", "pwd")
+    assert done.stdout.strip() == "/tmp"
+    osb("command", "session", "run", sandbox_id, session, "-o", "raw", "--", "false", code=1)
+    osb("command", "session", "delete", sandbox_id, session)
+    assert "CONTEXT_NOT_FOUND" in osb("command", "session", "delete", sandbox_id, session, code=1).stderr
 
 
 def test_a_command_in_the_background(osb: Osb, sandbox_id: str) -> None:

@@ -60,7 +60,7 @@ WORLDS = [(world, way) for way in ("direct", "proxied") for world in ("async", "
 PUBLISHED = [Variant("published", world, way) for world, way in WORLDS]
 # Each world and each way once: that ours agree with each other is shown elsewhere.
 OURS = [Variant("ours", "async", "direct"), Variant("ours", "sync", "proxied")]
-USED = ("lifecycle", "commands", "files", "metrics")
+USED = ("lifecycle", "commands", "sessions", "files", "identity", "metrics", "isolation", "code")
 
 
 class Outcomes:

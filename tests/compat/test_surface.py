@@ -14,7 +14,9 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("signatures.py")
 
-SERVICES = ["Commands", "Diagnostics", "Egress", "Filesystem", "Health", "Metrics"]
+SERVICES = [
+    "Commands", "Diagnostics", "Egress", "Filesystem", "Health", "IsolationService", "IsolationSession", "Metrics",
+]  # fmt: skip
 CLASSES = [
     "opensandbox:Sandbox",
     "opensandbox:SandboxManager",
@@ -22,6 +24,8 @@ CLASSES = [
     "opensandbox.manager:SandboxManager",
     "opensandbox.config:ConnectionConfig",
     *(f"opensandbox.services:{name}" for name in SERVICES),
+    "code_interpreter:CodeInterpreter",
+    "code_interpreter.services:Codes",
 ]
 SYNC_CLASSES = [
     "opensandbox:SandboxSync",
@@ -32,6 +36,8 @@ SYNC_CLASSES = [
     "opensandbox.sync.manager:SandboxManagerSync",
     "opensandbox.config:ConnectionConfigSync",
     *(f"opensandbox.sync.services:{name}Sync" for name in SERVICES),
+    "code_interpreter:CodeInterpreterSync",
+    "code_interpreter.sync.services:CodesSync",
 ]
 MODELS = [
     *(
@@ -66,12 +72,20 @@ MODELS = [
             "Execution", "ExecutionHandlers", "RunCommandOpts", "CommandStatus", "CommandLogs",
         )
     ),
+    *(
+        f"opensandbox.models.isolated:{name}"
+        for name in (
+            "BindMount", "CreateIsolatedSessionRequest", "EnvPassthroughSpec", "HardeningLayerState", "HardeningStatus",
+            "IsolatedBackgroundRun", "IsolatedCapabilities", "IsolatedOverlaySpec", "IsolatedRunLogs",
+            "IsolatedRunOpts", "IsolatedRunStatus", "IsolatedSessionInfo", "IsolatedSessionState",
+            "IsolatedSessionSummary", "IsolatedWorkspaceSpec",
+        )
+    ),
     "opensandbox.models.execd_sync:ExecutionHandlersSync",
     "opensandbox.models.diagnostics:DiagnosticContent",
 ]  # fmt: skip
 
 NOT_YET = {
-    "isolation": "isolated sessions inside a sandbox are not built yet",
     "credential_vault": "the credential vault is not built yet",
 }
 VAULT = dict.fromkeys(
@@ -89,7 +103,7 @@ WITHOUT: dict[str, dict[str, str]] = {
     "ConnectionConfig": POOL,
 }
 # What differs between the two worlds by its nature.
-TWINS = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
+TWINS = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__", "aclose": "close"}
 
 
 @cache
@@ -109,7 +123,7 @@ def missing(theirs: dict[str, Any], ours: dict[str, Any], without: dict[str, str
         have = ours["members"].get(name)
         if have is None or (wanted == "property") != (have == "property"):
             found.append(f"{name}: {'missing' if have is None else 'of another kind'}")
-        elif wanted != "property":
+        elif wanted != "property" and name not in ("__exit__", "__aexit__"):  # what these get is given by position
             found += [f"{name}({problem})" for problem in _calls(wanted, have)]
     for name, required in theirs["fields"].items():
         if name not in ours["fields"]:
@@ -123,8 +137,8 @@ def _calls(wanted: list[list[Any]], have: list[list[Any]]) -> list[str]:
     ours = {name: (required, keyword_only) for name, required, keyword_only in have}
     problems = []
     for name, required, keyword_only in wanted:
-        if name.startswith(("exc_", "__")):
-            continue  # of `__exit__`, always given by position
+        if name.startswith("__"):
+            continue  # given by position
         if name not in ours:
             problems.append(f"{name}: missing")
         elif ours[name][0] and not required:

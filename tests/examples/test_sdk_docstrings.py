@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,8 +27,8 @@ from opensandbox import (
     SandboxManager,
     SandboxManagerSync,
     SandboxSync,
+    models,
 )
-from opensandbox.models import SandboxFilter
 
 # An example is a paragraph that is indented deeper than the text around it.
 BLOCK = re.compile(r"(?<=\n\n)(?: {4}.*\n?|\n(?= {4}))+")
@@ -76,13 +77,11 @@ def test_the_twins_have_the_same_examples() -> None:
 
 
 @pytest.mark.parametrize("program", EXAMPLES)
-def test_example(server: LiveServer, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example(server: LiveServer, program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OPEN_SANDBOX_DOMAIN", server.address)
-    names: dict[str, Any] = {
-        name: thing
-        for thing in (ConnectionConfig, ConnectionConfigSync, SandboxFilter, timedelta)
-        for name in [thing.__name__]
-    }
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {name: getattr(models, name) for name in models.__all__}
+    names |= {thing.__name__: thing for thing in (ConnectionConfig, ConnectionConfigSync, timedelta)}
     program = textwrap.dedent(program)
     code = compile(program, "example", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if "await " in program or "async " in program:

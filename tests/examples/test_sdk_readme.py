@@ -18,7 +18,11 @@ SAYS = {
     "A sandbox, a command, a file": "hello from Linux\nremember me\n",
     "Without an event loop": "now: remember me\n['0', '1', '4', '9']\n",
     "Commands": "now: 1\nnow: 2\nnow: 3\nended: timed_out\nlogs: begun up to byte 6\nruns: False\n",
+    "Connections that break": "apple\npear\nevent: one\nevent: two\ntyped later 4 exited\nlater\n",
+    "Shells and terminals": "hello from /usr/lib\n['30', '100', 'Ada', 'hello', 'Ada']\nexit code 0\n",
     "Files": "['/srv/app/app.py']\n['/srv/app/app.py', '/srv/app/data.bin']\n1000000\n",
+    "Large files, trees, changes": "5000000\n['empty', 'large.bin']\ncreate /srv/tree/empty/new.txt\n"
+    "memory limit: 2048.0\n",
     "Many sandboxes": "red Running\n['job', 'stage', 'team']\ngone: killed\nmade by: local\n",
     "Where the server is": "https://sandbox.example.org/v1\n",
     "When something goes wrong": "IMAGE::NOT_FOUND *\n",

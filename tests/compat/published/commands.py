@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every call of `sandbox.commands` that needs no session, and the exact framing of output."""
+"""Every call of `sandbox.commands` but for sessions, and the exact framing of output."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import recording
 from checks import check, raises, run
-from opensandbox.models.isolated import CreateIsolatedSessionRequest
 from sdk import Sandbox, SandboxManager, config
 from world import opened
 
@@ -42,44 +41,6 @@ async def each(prefix: str, calls: dict[str, Callable[[], Awaitable[object]]]) -
         except Exception as error:
             problems.append(f"{prefix}.{name}: {type(error).__name__}: {error}")
     assert not problems, "\n".join(problems)
-
-
-@check
-async def sessions(sandbox: Any) -> None:
-    await each(
-        "Commands",
-        {
-            "create_session": lambda: sandbox.commands.create_session(),
-            "run_in_session": lambda: sandbox.commands.run_in_session("f" * 32, "true"),
-            "delete_session": lambda: sandbox.commands.delete_session("f" * 32),
-        },
-    )
-
-
-@check
-async def isolation(sandbox: Any) -> None:
-    request = CreateIsolatedSessionRequest(workspace={"path": "/tmp"})
-
-    async def session() -> None:
-        async with sandbox.isolation.session(request):
-            pass
-
-    await each(
-        "IsolationService",
-        {
-            "capabilities": lambda: sandbox.isolation.capabilities(),
-            "create": lambda: sandbox.isolation.create(request),
-            "list": lambda: sandbox.isolation.list(),
-            "attach": lambda: sandbox.isolation.attach("00000000-0000-4000-8000-000000000000"),
-            "run_once": lambda: sandbox.isolation.run_once("true", workspace="/tmp"),
-            "session": session,
-        },
-    )
-
-
-@check
-async def files_of_another_user(sandbox: Any) -> None:
-    await refused("Sandbox.files_with_identity", sandbox.files_with_identity(1000, 1000).read_file("/etc/hostname"))
 
 
 @check

@@ -21,7 +21,7 @@ CALLS: list[tuple[str, str, str]] = []
 
 _SERVICES = (
     "Commands", "Filesystem", "Metrics", "Health", "Diagnostics", "Egress", "CredentialVault", "IsolationService",
-    "IsolationSession",
+    "IsolationSession", "Codes",
 )  # fmt: skip
 _caller: ContextVar[str] = ContextVar("caller", default="")
 
@@ -34,11 +34,16 @@ def surface(sync: bool = False) -> dict[str, tuple[type, list[str]]]:
         "Sandbox": f"opensandbox{below or '.sandbox'}",
         "SandboxManager": f"opensandbox{below or '.manager'}",
         **homes,
+        "CodeInterpreter": f"code_interpreter{below}.code_interpreter",
+        "Codes": f"code_interpreter{below}.services.code",
     }
     kinds = {name: getattr(importlib.import_module(home), name + suffix) for name, home in homes.items()}
     found = {
         name: (kind, [member for member in dir(kind) if not member.startswith("_")]) for name, kind in kinds.items()
     }
+    # Closing has another name in each world, and does nothing.
+    kind, members = found["CodeInterpreter"]
+    found["CodeInterpreter"] = (kind, [name for name in members if name not in ("aclose", "close")])
     # The one is a part of the other.
     vault = set(found["CredentialVault"][1])
     found["Egress"] = (found["Egress"][0], [name for name in found["Egress"][1] if name not in vault])
@@ -47,7 +52,8 @@ def surface(sync: bool = False) -> dict[str, tuple[type, list[str]]]:
 
 def record(sync: bool) -> None:
     """From now on every call is noted."""
-    importlib.import_module("opensandbox.sync.adapters.factory" if sync else "opensandbox.adapters.factory")
+    for package in ("opensandbox", "code_interpreter"):
+        importlib.import_module(f"{package}.sync.adapters.factory" if sync else f"{package}.adapters.factory")
     for name, (kind, members) in surface(sync).items():
         for implementation in {kind, *_below(kind)} if name in _SERVICES else {kind}:
             for member in members:

@@ -14,6 +14,7 @@ from typing import Any
 
 import recording
 
+import code_interpreter
 import opensandbox
 from opensandbox.config import ConnectionConfig, ConnectionConfigSync
 from opensandbox.models.execd import ExecutionHandlers
@@ -63,7 +64,9 @@ class Awaited:
 
 def _dressed(value: Any) -> Any:
     """Sandboxes, their services and their sessions; never values."""
-    ours = type(value).__module__.startswith("opensandbox") and not hasattr(type(value), "model_fields")
+    ours = type(value).__module__.startswith(("opensandbox", "code_interpreter")) and not hasattr(
+        type(value), "model_fields"
+    )
     return Awaited(value) if ours or hasattr(value, "__enter__") else value
 
 
@@ -88,3 +91,4 @@ async def _in_steps(pieces: Iterator[Any]) -> AsyncIterator[Any]:
 
 Sandbox: Any = Awaited(opensandbox.SandboxSync) if SYNC else opensandbox.Sandbox
 SandboxManager: Any = Awaited(opensandbox.SandboxManagerSync) if SYNC else opensandbox.SandboxManager
+CodeInterpreter: Any = Awaited(code_interpreter.CodeInterpreterSync) if SYNC else code_interpreter.CodeInterpreter
