@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import burst, daemon, file, floor, life, listing, memory, output, proxy, published, rate, startup
+from . import burst, code, daemon, file, floor, life, listing, memory, output, proxy, published, rate, startup
 from .figure import Book, Figure
 from .world import World
 
@@ -28,6 +28,7 @@ BENCHES = (
     Bench("memory", memory.FIGURES, memory.measure),
     Bench("file", file.FIGURES, file.measure),
     Bench("output", output.FIGURES, output.measure),
+    Bench("code", code.FIGURES, code.measure),
     Bench("execd", daemon.FIGURES, daemon.measure),
     Bench("way", proxy.FIGURES, proxy.measure),
     Bench("list", listing.FIGURES, listing.measure),

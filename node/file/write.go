@@ -47,7 +47,8 @@ func (p *place) write(want attributes, sync bool, fill func(io.Writer) (changed 
 			_ = unix.Unlinkat(p.fd(), temp, 0)
 		}
 	}()
-	out := bufio.NewWriterSize(f, bufferSize)
+	// The file by itself would read from a source directly, in whatever bites that gives: multipart's are of 4 KiB.
+	out := bufio.NewWriterSize(struct{ io.Writer }{f}, bufferSize)
 	changed, err := fill(out)
 	if err == nil {
 		err = out.Flush()

@@ -78,7 +78,13 @@ func New(config Config) *Proxy {
 // NewTransport makes connections with dial and keeps them for so long when nobody uses them.
 func NewTransport(dial func(ctx context.Context, network, address string) (net.Conn, error), idle time.Duration) *http.Transport {
 	return &http.Transport{
-		DialContext:            dial,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := dial(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			return wide{c}, nil
+		},
 		DisableCompression:     true, // bytes pass as they are
 		MaxIdleConns:           1024,
 		MaxIdleConnsPerHost:    32,
@@ -223,7 +229,30 @@ func (b *buffers) Get() []byte {
 	if buffer, ok := b.pool.Get().(*[]byte); ok {
 		return *buffer
 	}
-	return make([]byte, 32<<10)
+	return make([]byte, piece)
 }
 
 func (b *buffers) Put(buffer []byte) { b.pool.Put(&buffer) }
+
+// piece is how much of a body is moved at once. With net/http's 32 KiB both ends wake up for each of them: files take half
+// as long again.
+const piece = 128 << 10
+
+var pieces buffers
+
+// wide is a connection that takes bodies in large pieces: net/http hands them to a connection that can read for itself.
+type wide struct{ net.Conn }
+
+// CloseWrite is for connections that were upgraded, which end by halves.
+func (c wide) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return c.Close()
+}
+
+func (c wide) ReadFrom(body io.Reader) (int64, error) {
+	buffer := pieces.Get()
+	defer pieces.Put(buffer)
+	return io.CopyBuffer(struct{ io.Writer }{c.Conn}, body, buffer)
+}
