@@ -26,6 +26,14 @@ def _json(status: str, value: object) -> bytes:
     return _answer(status, "application/json", json.dumps(value).encode())
 
 
+def _lines() -> bytes:
+    """20 MB of output in lines of 1,000 characters; told in a session, which has a path of its own."""
+    told = [{"type": "init", "text": "c0ffee", "timestamp": 1}]
+    told += [{"type": "stdout", "timestamp": 2, "text": "\n"[:n] + "x" * 999} for n in range(20_000)]
+    told += [{"type": "execution_complete", "execution_time": 1, "timestamp": 3}]
+    return b"".join(json.dumps(event).encode() + b"\n\n" for event in told)
+
+
 def answers(address: str) -> dict[bytes, bytes]:
     """Every answer, by the method and the last word of the path."""
     endpoint = {"endpoint": f"{address}/{SANDBOX}/44772", "headers": {"X-EXECD-ACCESS-TOKEN": "t" * 43}}
@@ -58,6 +66,7 @@ def answers(address: str) -> dict[bytes, bytes]:
         # The published SDK asks where egress answers, too.
         b"GET 18080": _json("200 OK", endpoint),
         b"POST command": _answer("200 OK", "text/event-stream", stream),
+        b"POST run": _answer("200 OK", "text/event-stream", _lines()),
         b"DELETE": b"HTTP/1.1 204 No Content\r\n\r\n",
         # Whatever else: /ping, the reports of use that the published SDK sends, a look at the sandbox.
         b"GET": _json("200 OK", sandbox),
