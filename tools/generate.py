@@ -55,6 +55,8 @@ def outputs() -> Iterator[tuple[Path, str]]:
                 raise SystemExit(f"generate: {declared_name} is in {seen[declared_name]}.yaml and in {name}.yaml")
             seen[declared_name] = name
         yield GO / f"{name}.gen.go", source
+    source = generate_go.queries(SPEC / "execd.yaml", _mark("spec/execd.yaml", "//"), "ExecdQuery")
+    yield GO / "execd_query.gen.go", source
     yield GO / "errors.gen.go", generate_go.errors(SPEC / "errors.yaml", _mark("spec/errors.yaml", "//"))
 
     # Most of the time goes into starting the generator: let them start together.

@@ -206,3 +206,28 @@ def errors(spec: Path, header: str) -> str:
         out.append(f'\t{names[code]}: {{{status}, "{hint}"}},')
     out += ["}", ""]
     return gofmt("\n".join(out))
+
+
+def queries(spec: Path, header: str, function: str) -> str:
+    """Go source of a function that knows the query parameters of each operation of `spec`."""
+    document = yaml.safe_load(spec.read_text())
+    shared = document["components"].get("parameters", {})
+    out = [
+        header,
+        "package wire",
+        "",
+        f"// {function} gives the query parameters of an operation, named like `GET /path/{{id}}`; known is false when",
+        "// the contract does not have it.",
+        f"func {function}(operation string) (names []string, known bool) {{",
+        "\tswitch operation {",
+    ]
+    for path, item in document["paths"].items():
+        for method in ("get", "head", "post", "put", "patch", "delete"):
+            if method not in item:
+                continue
+            given = [*item.get("parameters", []), *item[method].get("parameters", [])]
+            given = [shared[p["$ref"].rpartition("/")[2]] if "$ref" in p else p for p in given]
+            names = [f'"{p["name"]}"' for p in given if p["in"] == "query"]
+            value = f"[]string{{{', '.join(names)}}}" if names else "nil"
+            out += [f'\tcase "{method.upper()} {path}":', f"\t\treturn {value}, true"]
+    return gofmt("\n".join([*out, "\t}", "\treturn nil, false", "}", ""]))

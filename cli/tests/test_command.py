@@ -173,6 +173,7 @@ def test_sessions(osb: Osb, sandbox_id: str) -> None:
     osb(*run, "NAME=Ada; cd lib")
     done = osb(*run, "echo $NAME in $PWD; echo careful >&2; (exit 9)", code=9)
     assert (done.stdout, done.stderr) == (b"Ada in /usr/lib\n", b"careful\n")
+    assert osb(*run, "printf 'a\\xff'; printf 'no end' >&2").stdout == b"a\xff"
     assert made in osb("command", "session", "list", sandbox_id).stdout.decode()
     osb("command", "session", "delete", sandbox_id, made)
 

@@ -256,6 +256,8 @@ def test_versions(osb: Osb, server: LiveServer) -> None:
         ["sandbox", "create", "-i", "host", "-t", "5s"],
         ["sandbox", "create", "-i", "host", "-m", "novalue"],
         ["sandbox", "create", "-i", "host", "-e", "NOT_SET_HERE"],
+        ["sandbox", "create", "-i", "host", "-e", "A B=c"],
+        ["sandbox", "create", "-i", "host", "-e", "A\nB=c"],
         ["sandbox", "create"],
         ["sandbox", "endpoint", "x", "-p", "70000"],
         ["sandbox", "list", "-o", "xml"],

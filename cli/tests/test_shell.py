@@ -53,3 +53,4 @@ def test_a_terminal(osb: Osb, sandbox_id: str, environment: dict[str, str]) -> N
 def test_input_that_is_no_terminal(osb: Osb, sandbox_id: str) -> None:
     done = osb("shell", sandbox_id, "--", "cat; exit 3", stdin=b"piped\n", code=3)
     assert b"piped\r\n" in done.stdout
+    osb("shell", sandbox_id, "--", "kill -TERM $$", stdin=b"", code=128 + 15)

@@ -15,20 +15,20 @@ import (
 const (
 	lineMax     = 8 << 20
 	budgetTotal = 2 * lineMax
-	smallLine   = 64 << 10         // needs no reservation
+	smallLine   = 64 << 10         // needs no reservation while it is read
 	lineTime    = 10 * time.Second // for a long line to come whole, and for room to take it
 )
 
-// budget bounds what long lines of all kernels together take of the daemon's memory: from before one is read until its
-// event is sent.
+// budget bounds what lines of all kernels together take of the daemon's memory: a long one from before it is read, a
+// short one from when it is known to be something that waits, both until their event is sent.
 type budget struct {
 	mu    sync.Mutex
 	used  int64
 	freed chan struct{} // closed when something was given back; nil while nobody waits
 }
 
-// reserve takes bytes, waiting for them until the deadline.
-func (b *budget) reserve(n int64, deadline time.Time) bool {
+// reserve takes bytes, waiting for them until the deadline or until stop is closed.
+func (b *budget) reserve(n int64, deadline time.Time, stop <-chan struct{}) bool {
 	for {
 		b.mu.Lock()
 		if b.used+n <= budgetTotal {
@@ -46,6 +46,9 @@ func (b *budget) reserve(n int64, deadline time.Time) bool {
 		case <-freed:
 			timer.Stop()
 		case <-timer.C:
+			return false
+		case <-stop:
+			timer.Stop()
 			return false
 		}
 	}
@@ -70,6 +73,7 @@ type lineReader struct {
 	conn   net.Conn
 	in     *bufio.Reader
 	budget *budget
+	stop   <-chan struct{} // closed when nobody wants lines any more
 }
 
 // errDropped says that a line was too long, or came too slowly, and is not there.
@@ -93,7 +97,7 @@ func (r *lineReader) next() (line []byte, held int64, err error) {
 				continue
 			}
 			deadline := time.Now().Add(lineTime)
-			if r.budget.reserve(lineMax, deadline) {
+			if r.budget.reserve(lineMax, deadline, r.stop) {
 				held = lineMax
 				_ = r.conn.SetReadDeadline(deadline)
 				continue

@@ -16,8 +16,10 @@ import (
 
 const (
 	eventsMax = 64 // that wait for the client; more hold the cell up
-	heartbeat = 3 * time.Second
-	chunk     = 64 << 10
+	// waitingMax is how many bytes of them wait before the cell is held up: a part of the budget, which is for all.
+	waitingMax = budgetTotal / 16
+	heartbeat  = 3 * time.Second
+	chunk      = 64 << 10
 )
 
 // Names of errors that are not the code's own.
@@ -45,13 +47,17 @@ type cell struct {
 	problem *wire.ExecutionError  // what the kernel says went wrong
 	lost    bool                  // the context ends with it
 	unsent  int                   // results that had no room when it was to end
+	// problemHeld is what problem takes of the budget; conclude hands it on.
+	problemHeld int64
 
-	mu     sync.Mutex
-	events []event
-	left   bool          // the client is gone: nobody will read events
-	more   chan struct{} // gets a value when there is an event
-	room   chan struct{} // closed when there is room again; nil while there is
-	last   wire.ExecutionEvent
+	mu       sync.Mutex
+	events   []event
+	waiting  int64         // bytes of the budget that events hold
+	lastHeld int64         // and that last holds
+	left     bool          // the client is gone: nobody will read events
+	more     chan struct{} // gets a value when there is an event
+	room     chan struct{} // closed when there is room again; nil while there is
+	last     wire.ExecutionEvent
 }
 
 // event is one that does not come from the output.
@@ -90,7 +96,8 @@ func (x *cell) add(e event) {
 		return
 	}
 	x.events = append(x.events, e)
-	if len(x.events) >= eventsMax && x.room == nil {
+	x.waiting += e.held
+	if (len(x.events) >= eventsMax || x.waiting >= waitingMax) && x.room == nil {
 		x.room = make(chan struct{})
 	}
 	select {
@@ -121,9 +128,10 @@ func (x *cell) sent() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.context.api.lines.release(x.events[0].held)
+	x.waiting -= x.events[0].held
 	x.events[0] = event{}
 	x.events = x.events[1:]
-	if len(x.events) < eventsMax/2 && x.room != nil {
+	if len(x.events) < eventsMax/2 && x.waiting < waitingMax/2 && x.room != nil {
 		close(x.room)
 		x.room = nil
 	}
@@ -134,10 +142,9 @@ func (x *cell) leave() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.left = true
-	for _, e := range x.events {
-		x.context.api.lines.release(e.held)
-	}
-	x.events = nil
+	x.context.api.lines.release(x.waiting + x.lastHeld)
+	x.events, x.waiting = nil, 0
+	x.last, x.lastHeld = wire.ExecutionEvent{}, 0
 	if x.room != nil {
 		close(x.room)
 		x.room = nil
@@ -179,8 +186,14 @@ func (x *cell) conclude(end *wire.CommandEnd) {
 	case x.problem == nil:
 		last.Type, last.ExecutionTime = wire.ExecutionEventTypeExecutionComplete, &took
 	}
+	// The record of the cell may keep it for long.
 	x.mu.Lock()
-	x.last = last
+	if x.left {
+		x.context.api.lines.release(x.problemHeld)
+	} else {
+		x.last, x.lastHeld = last, x.problemHeld
+	}
+	x.problem, x.problemHeld = nil, 0
 	x.mu.Unlock()
 	x.Finish(end)
 }
@@ -208,7 +221,7 @@ func (x *cell) stream(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	defer reader.Close()
-	out, err := x.context.api.Runner.Stream(w, req, x.context.id, false)
+	out, err := x.context.api.Runner.StreamPieces(w, req, x.context.id)
 	if err != nil {
 		return
 	}
@@ -342,11 +355,11 @@ func status(text string) wire.ExecutionEvent {
 // result puts a kernel's value into the published shape: plain text is called text there.
 func result(m *message) wire.ExecutionEvent {
 	results := make(map[string]any, len(m.Data))
-	for mime, content := range m.Data {
-		if mime == "text/plain" {
-			mime = "text"
+	for _, f := range m.Data {
+		if f.mime == "text/plain" {
+			f.mime = "text"
 		}
-		results[mime] = content
+		results[f.mime] = f.content
 	}
 	if text, _ := results["text"].(json.RawMessage); len(text) > 0 && text[0] != '"' {
 		delete(results, "text") // clients count on a text

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"os"
@@ -49,18 +48,6 @@ type kernel interface {
 	kill()
 	close()
 	pid() int
-}
-
-// message is a line of a kernel.
-type message struct {
-	Type      string                     `json:"type"`
-	Count     int                        `json:"count"`
-	Data      map[string]json.RawMessage `json:"data"`
-	Ename     string                     `json:"ename"`
-	Evalue    string                     `json:"evalue"`
-	Traceback []string                   `json:"traceback"`
-
-	held int64 // of the budget
 }
 
 // codeContext is one of the API's.
@@ -110,7 +97,7 @@ func (a *API) start(language, cwd string, envs map[string]string) (*codeContext,
 		return nil, reply.Errorf(wire.CodeNotSupported, "This sandbox has no %s.", language).
 			WithHint("Install it so that it is found in PATH, or use an image that has it.")
 	}
-	return nil, reply.Errorf(wire.CodeRuntimeError, "The kernel for %s cannot be started: %s", language, command.StartFailed(language, err).Message)
+	return nil, command.StartFault("The kernel for "+language, language, err)
 }
 
 func (c *codeContext) info() wire.CodeContext {
@@ -180,10 +167,17 @@ func (c *codeContext) output(stream command.Stream, data []byte) {
 func (c *codeContext) live() {
 	defer close(c.buried)
 	why := ""
+	lines := c.kernel.lines()
 	for why == "" {
 		select {
 		case x := <-c.cells:
 			why = c.watch(x)
+		case m, open := <-lines:
+			// Nobody waits for it, and it would hold what others need.
+			c.api.lines.release(m.held)
+			if !open {
+				lines = nil
+			}
 		case <-c.kernel.ended():
 			why = "its kernel ended between two cells."
 			if status, known := c.kernel.status(); known && status.Signaled() {
@@ -232,7 +226,7 @@ func (c *codeContext) interrupt(ctx context.Context) error {
 	x := c.cell
 	c.mu.Unlock()
 	if x == nil {
-		return reply.Errorf(wire.CodeRuntimeError, "No cell runs in the context %s.", c.id)
+		return nil // it may just have ended by itself, which no client can know
 	}
 	x.interrupt()
 	timer := time.NewTimer(graceTime)
@@ -326,7 +320,11 @@ func (c *codeContext) watch(x *cell) (lost string) {
 func (c *codeContext) heed(x *cell, m *message) bool {
 	held := m.held
 	defer func() { c.api.lines.release(held) }()
-	if m.Type == dropped {
+	if m.dropped {
+		if x.waitRoom() != nil {
+			x.unsent++
+			return false
+		}
 		x.add(event{ExecutionEvent: status("Something too large to be shown was dropped.")})
 		return false
 	}
@@ -344,6 +342,7 @@ func (c *codeContext) heed(x *cell, m *message) bool {
 		held = 0
 	case "error":
 		x.problem = &wire.ExecutionError{Ename: m.Ename, Evalue: m.Evalue, Traceback: m.Traceback}
+		held, x.problemHeld = x.problemHeld, held // of the one before
 	case "done":
 		return true
 	}

@@ -30,8 +30,6 @@ const (
 	warmTime   = 30 * time.Second // for an interpreter to start, on a machine that is busy
 	complaints = 4 << 10          // what is kept of what a warm parent writes
 	packetMax  = 4 << 10
-	// dropped is the type of a line that was too long. No kernel can say it: it is no JSON.
-	dropped = "\x00dropped"
 )
 
 // forkTime is what a parent has to answer. Tests shorten it.
@@ -115,7 +113,7 @@ func (a *API) startParent() (*warmParent, error) {
 		return nil, err
 	}
 	defer program.Close()
-	fd, err := unix.MemfdCreate("kernel", unix.MFD_CLOEXEC)
+	fd, err := unix.MemfdCreate("kernel", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, err
 	}
@@ -125,6 +123,10 @@ func (a *API) startParent() (*warmParent, error) {
 		return nil, err
 	}
 	if _, err := source.Seek(0, 0); err != nil {
+		return nil, err
+	}
+	// Others of the user can open it, through /proc/PID/fd.
+	if _, err := unix.FcntlInt(source.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK); err != nil {
 		return nil, err
 	}
 	conn, theirs, err := socketPair(unix.SOCK_SEQPACKET)
@@ -176,8 +178,9 @@ func (a *API) interpreter() (*command.Program, error) {
 	}
 	for _, name := range names {
 		if path := a.Runner.Lookup(name); path != "" {
-			// Started where nothing of the user's lies that could stand for a module. The words are for ps.
-			return a.Runner.Program(&wire.RunCommandRequest{Argv: []string{path, "-", "opensandbox", "kernel"}, Cwd: "/"})
+			// Isolated, so that no file of the user's stands for a module: neither in the directory nor where PYTHONPATH
+			// points, nor among the user's packages. The words are for ps.
+			return a.Runner.Program(&wire.RunCommandRequest{Argv: []string{path, "-I", "-", "opensandbox", "kernel"}, Cwd: "/"})
 		}
 	}
 	return nil, os.ErrNotExist
@@ -391,19 +394,31 @@ func (k *pythonContext) abandon() {
 // listen reads the context's lines until it closes its end.
 func (k *pythonContext) listen(b *budget) {
 	defer close(k.said)
-	in := &lineReader{conn: k.conn, in: bufio.NewReaderSize(k.conn, 4<<10), budget: b}
+	in := &lineReader{conn: k.conn, in: bufio.NewReaderSize(k.conn, 4<<10), budget: b, stop: k.stop}
 	for {
 		line, held, err := in.next()
-		m := message{held: held}
-		switch {
-		case errors.Is(err, errDropped):
-			m.Type = dropped
-		case err != nil:
+		if err != nil && !errors.Is(err, errDropped) {
 			return
-		case json.Unmarshal(line, &m) != nil:
+		}
+		var m message
+		if err == nil {
+			m, err = parse(line)
+		}
+		if err == nil && held == 0 && m.waits() {
+			// From here on a short one counts too: nobody knows how long it will wait.
+			if held = int64(len(line)) + eventCost; !b.reserve(held, time.Now().Add(lineTime), k.stop) {
+				held, err = 0, errDropped
+			}
+		}
+		switch {
+		case errors.Is(err, errDropped), errors.Is(err, errTooMany):
+			b.release(held)
+			m, held = message{dropped: true}, 0
+		case err != nil:
 			b.release(held)
 			continue
 		}
+		m.held = held
 		select {
 		case k.said <- m:
 		case <-k.stop:

@@ -31,7 +31,7 @@ func classify(status syscall.WaitStatus, known bool, why cause, oomKills int64) 
 	}
 	end := &wire.CommandEnd{}
 	if status.Signaled() {
-		end.Reason, end.Signal = wire.CommandEndReasonSignalled, signalName(status.Signal())
+		end.Reason, end.Signal = wire.CommandEndReasonSignalled, SignalName(status.Signal())
 	} else {
 		code := status.ExitStatus()
 		end.Reason, end.ExitCode = wire.CommandEndReasonExited, &code
@@ -106,7 +106,8 @@ func describe(end *wire.CommandEnd) string {
 	return text
 }
 
-func signalName(s syscall.Signal) string {
+// SignalName names a signal as people do.
+func SignalName(s syscall.Signal) string {
 	if name := unix.SignalName(s); name != "" {
 		return name
 	}

@@ -50,6 +50,7 @@ const chunk = 64 << 10
 // it that is not sent yet: whether that is so follows from the output alone.
 type framer struct {
 	exact   bool
+	pieces  bool // somebody else makes the events of output, of texts as they come
 	w       io.Writer
 	reader  *Reader // where what it is fed comes from; nil: it is fed nothing
 	lines   [2]line
@@ -97,6 +98,9 @@ func (f *framer) flush() {
 		_, f.gone = f.w.Write(f.out)
 	}
 	f.out = f.out[:0]
+	if cap(f.out) > 4*chunk {
+		f.out = nil // something large came once; the stream may go on for days
+	}
 }
 
 // feed takes what the reader has just given.
@@ -334,9 +338,19 @@ func (f *framer) event(kind wire.ExecutionEventType, text string) {
 	f.out = appendText(f.out, []byte(text))
 	f.out = append(f.out, '"')
 	if kind == wire.ExecutionEventTypeInit {
-		f.out = append(f.out, `,"framing":"joined"`...)
+		f.out = append(append(append(f.out, `,"framing":"`...), f.framing()...), '"')
 	}
 	f.tail()
+}
+
+func (f *framer) framing() wire.ExecutionEventFraming {
+	switch {
+	case f.exact:
+		return wire.ExecutionEventFramingExact
+	case f.pieces:
+		return wire.ExecutionEventFramingPieces
+	}
+	return wire.ExecutionEventFramingJoined
 }
 
 // terminal encodes the one event that ends a stream. Without a reader there was no output to have an offset.

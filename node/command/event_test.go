@@ -259,6 +259,11 @@ func TestFramerTellsHowItFrames(t *testing.T) {
 	if got := decoded(t, f.out)[0]; got.Framing != "joined" || got.Text != "abc" {
 		t.Errorf("%s", f.out)
 	}
+	f = newFramer(nil, true)
+	f.event(wire.ExecutionEventTypeInit, "abc")
+	if got := decoded(t, f.out)[0]; got.Framing != "exact" {
+		t.Errorf("%s", f.out)
+	}
 }
 
 func FuzzFramer(f *testing.F) {

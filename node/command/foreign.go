@@ -126,6 +126,14 @@ func (r *Runner) Stream(w http.ResponseWriter, req *http.Request, id string, exa
 	return s, s.Event(wire.ExecutionEventTypeInit, id)
 }
 
+// StreamPieces is Stream for who makes the events of output itself: texts as they come.
+func (r *Runner) StreamPieces(w http.ResponseWriter, req *http.Request, id string) (*Streamer, error) {
+	eventHeaders(w.Header())
+	s := &Streamer{runner: r, w: w, req: req, framer: newFramer(w, false), started: time.Now()}
+	s.framer.pieces = true
+	return s, s.Event(wire.ExecutionEventTypeInit, id)
+}
+
 // Event sends an event with a text.
 func (s *Streamer) Event(kind wire.ExecutionEventType, text string) error {
 	s.framer.event(kind, text)

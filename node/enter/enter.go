@@ -98,6 +98,7 @@ type sandbox struct {
 	version string
 	signals <-chan os.Signal
 	hosts   *os.File // /etc/hosts, which gets the sandbox's name when it has one; nil: the image has none
+	name    *os.File // /etc/hostname, which gets it too; nil: it is a link of the image, or there is no /etc
 }
 
 // prepare is the first stage: build the root, give up all rights, have execd ready.
@@ -115,6 +116,9 @@ func (s *sandbox) prepare() (*execd.Prepared, error) {
 	if s.hosts, err = os.OpenFile("/etc/hosts", os.O_WRONLY|os.O_APPEND|unix.O_NOFOLLOW, 0); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fail("hosts", err)
 	}
+	if s.name, err = openHostname(); err != nil {
+		return nil, fail("hostname", err)
+	}
 	// Once the rights are gone only sandboxd, which holds them all, can still change the size.
 	shm, err := unix.Fspick(unix.AT_FDCWD, "/dev/shm", unix.FSPICK_CLOEXEC)
 	if err != nil {
@@ -130,6 +134,21 @@ func (s *sandbox) prepare() (*execd.Prepared, error) {
 		return nil, err
 	}
 	return prepared, s.conn.Send(control.Progress{Stage: control.Prepared}, size)
+}
+
+// openHostname empties /etc/hostname, for the same reason and at the same time. An image may have anything there; nil
+// when it is no file.
+func openHostname() (*os.File, error) {
+	f, err := os.OpenFile("/etc/hostname", os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o644)
+	for _, other := range []error{unix.ENOENT, unix.ELOOP, unix.EISDIR, unix.ENXIO} {
+		if errors.Is(err, other) {
+			return nil, nil
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f, f.Chmod(0o644) // whatever the mask is
 }
 
 // become is the second stage: it lives until the entry point ends.
@@ -157,15 +176,18 @@ func (s *sandbox) become(prepared *execd.Prepared, setup *control.Setup) error {
 
 // nameItself makes the sandbox's host name, which sandboxd has set, one that programs can look up.
 func (s *sandbox) nameItself() error {
-	if s.hosts == nil {
-		return nil
-	}
-	defer s.hosts.Close()
 	name, err := os.Hostname()
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(s.hosts, "127.0.0.1\t%[1]s\n::1\t%[1]s\n", name)
+	if s.hosts != nil {
+		_, err = fmt.Fprintf(s.hosts, "127.0.0.1\t%[1]s\n::1\t%[1]s\n", name)
+		err = errors.Join(err, s.hosts.Close())
+	}
+	if s.name != nil {
+		_, written := s.name.WriteString(name + "\n")
+		err = errors.Join(err, written, s.name.Close())
+	}
 	return err
 }
 

@@ -292,6 +292,10 @@ func route(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		handler, pattern := mux.Handler(r)
 		if pattern != "" {
+			if err := checkQuery(pattern, r); err != nil {
+				reply.Error(w, r, err)
+				return
+			}
 			mux.ServeHTTP(w, r) // sets the path values, which the bare handler does not
 			return
 		}

@@ -195,6 +195,27 @@ func TestUnknownRoutesAnswerInShape(t *testing.T) {
 	}
 }
 
+// A misspelt parameter is not ignored, on any route and under any identity.
+func TestUnknownQueryParametersAreRefused(t *testing.T) {
+	s := open(t, "sleep", "60")
+	for path, known := range map[string]string{
+		"/command/x/attach?ofset=4": "offset, exact", "/command/x/logs?offset=4": "stream, cursor", "/command/status/x?a": "This route has none",
+		"/files/info?paht=/":                      "path",
+		"/v1/filesystem/0/0/files/info?paht=/":    "path",
+		"/v1/isolated/session/x/diff?formt=patch": "format",
+	} {
+		res, body := s.do("GET", path, "")
+		if res.StatusCode != 400 || !strings.Contains(body, "INVALID_QUERY") || !strings.Contains(body, known) {
+			t.Errorf("%s: %d %s", path, res.StatusCode, body)
+		}
+	}
+	for _, path := range []string{"/files/info?path=/&path=/", "/v1/filesystem/0/0/files/info?path=/", "/commands?limit=1"} {
+		if res, body := s.do("GET", path, ""); res.StatusCode != 200 {
+			t.Errorf("%s: %d %s", path, res.StatusCode, body)
+		}
+	}
+}
+
 func TestEnds(t *testing.T) {
 	for name, c := range map[string]struct {
 		entry  []string

@@ -110,32 +110,40 @@ func digestOf(h http.Header) ([]byte, error) {
 			return nil, reply.Errorf(wire.CodeInvalidQuery, "X-Checksum-SHA256 must be 64 hexadecimal digits.")
 		}
 	}
-	for item := range strings.SplitSeq(h.Get("Content-Digest"), ",") {
-		text, found := strings.CutPrefix(strings.TrimSpace(item), "sha-256=")
-		if !found {
-			continue // another algorithm
-		}
+	given := strings.Join(h.Values("Content-Digest"), ",")
+	if given == "" {
+		return digest, nil
+	}
+	known := false
+	for item := range strings.SplitSeq(given, ",") {
+		algorithm, text, _ := strings.Cut(strings.TrimSpace(item), "=")
 		text, open := strings.CutPrefix(text, ":")
 		text, closed := strings.CutSuffix(text, ":")
 		other, err := base64.StdEncoding.DecodeString(text)
-		if err != nil || !open || !closed || len(other) != sha256.Size {
+		if err != nil || !open || !closed || algorithm == "" || algorithm == "sha-256" && len(other) != sha256.Size {
 			return nil, reply.Errorf(wire.CodeInvalidQuery, "Content-Digest must be sha-256=:…: with 32 bytes in base64.")
+		}
+		if algorithm != "sha-256" {
+			continue // one beside it that is known is enough
 		}
 		if digest != nil && string(digest) != string(other) {
 			return nil, reply.Errorf(wire.CodeInvalidQuery, "X-Checksum-SHA256 and Content-Digest differ.")
 		}
-		digest = other
+		digest, known = other, true
+	}
+	if !known {
+		return nil, reply.Errorf(wire.CodeInvalidQuery, "Content-Digest names no algorithm that is known here.").
+			WithHint("Send sha-256=:…:, or no Content-Digest.")
 	}
 	return digest, nil
 }
 
-// check compares what arrived with what was promised.
-func (u *contentQuery) check(got []byte) error {
+// check compares what arrived with what was promised. The hint says what is left and what to do.
+func (u *contentQuery) check(got []byte, hint string) error {
 	if u.digest == nil || string(got) == string(u.digest) {
 		return nil
 	}
-	return reply.Errorf(wire.CodeInvalidFileContent, "The SHA-256 of what arrived is %x, not %x.", got, u.digest).
-		WithHint("Nothing was changed; send it again.")
+	return reply.Errorf(wire.CodeInvalidFileContent, "The SHA-256 of what arrived is %x, not %x.", got, u.digest).WithHint("%s", hint)
 }
 
 func receiveWhole(p *place, u contentQuery, body io.Reader) (told wire.FileContent, err error) {
@@ -146,7 +154,7 @@ func receiveWhole(p *place, u contentQuery, body io.Reader) (told wire.FileConte
 			return false, err
 		}
 		told = wire.FileContent{Size: n, SHA256: hex.EncodeToString(sum.Sum(nil))}
-		return true, u.check(sum.Sum(nil))
+		return true, u.check(sum.Sum(nil), "Nothing was changed; send it again.")
 	})
 	return told, err
 }
@@ -158,10 +166,12 @@ func copyHashed(out io.Writer, body io.Reader, sum hash.Hash) (int64, error) {
 	return io.CopyBuffer(io.MultiWriter(out, sum), readFrom{body}, buf[:])
 }
 
+const partialPrefix = ".osb-partial-"
+
 // partialName is where the parts of a file gather. It is derived, so that a client that comes back finds it.
 func (p *place) partialName() string {
 	sum := sha256.Sum256([]byte(p.name))
-	return ".osb-partial-" + hex.EncodeToString(sum[:12])
+	return partialPrefix + hex.EncodeToString(sum[:12])
 }
 
 // partial opens what has arrived so far; nil when there is nothing. A file that others have a hand on is not it:
@@ -218,7 +228,7 @@ func (a *API) receivePart(w http.ResponseWriter, p *place, u contentQuery, body 
 	}
 	told = wire.FileContent{Size: u.offset + n, SHA256: hex.EncodeToString(sum.Sum(nil))}
 	if !u.final {
-		if err := u.check(sum.Sum(nil)); err != nil {
+		if err := u.check(sum.Sum(nil), "This part was thrown away, those before it stay; send it again."); err != nil {
 			return told, errors.Join(err, f.Truncate(u.offset))
 		}
 		if u.sync {
@@ -233,7 +243,8 @@ func (a *API) receivePart(w http.ResponseWriter, p *place, u contentQuery, body 
 		told.SHA256 = hex.EncodeToString(sum.Sum(nil))
 	}
 	name := p.partialName()
-	if err := u.check(sum.Sum(nil)); err != nil {
+	const hint = "The file is as it was, and all parts were thrown away, since any of them may be wrong; begin anew with offset=0."
+	if err := u.check(sum.Sum(nil), hint); err != nil {
 		_ = unix.Unlinkat(p.fd(), name, 0) // nobody knows which part is wrong
 		return told, err
 	}

@@ -12,6 +12,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net/http"
@@ -137,25 +138,61 @@ func (a *API) remove(w http.ResponseWriter, r *http.Request) error {
 	if len(paths) == 0 {
 		return reply.Errorf(wire.CodeMissingQuery, "The query parameter path is missing.")
 	}
-	for _, given := range paths {
-		p, err := a.locate(given, false)
-		if missing(err) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		err = unix.Unlinkat(p.fd(), p.name, 0)
-		p.Close()
-		switch {
-		case err == nil || err == unix.ENOENT:
-		case err == unix.EISDIR || p.name == ".":
-			return reply.Errorf(wire.CodeRuntimeError, "%s is a directory.", asGiven(given)).WithHint("Delete it with DELETE /directories.")
-		default:
-			return explain(given, err)
+	for i, given := range paths {
+		if err := a.removeOne(given); err != nil {
+			return partway(err, paths[:i])
 		}
 	}
 	return done(w)
+}
+
+func (a *API) removeOne(given string) error {
+	p, err := a.locate(given, false)
+	if missing(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = unix.Unlinkat(p.fd(), p.name, 0)
+	p.Close()
+	switch {
+	case err == nil || err == unix.ENOENT:
+		return nil
+	case err == unix.EISDIR || p.name == ".":
+		return reply.Errorf(wire.CodeRuntimeError, "%s is a directory.", asGiven(given)).WithHint("Delete it with DELETE /directories.")
+	}
+	return explain(given, err)
+}
+
+// partway adds to the failure of one entry what has become of those before it: a request with several is not undone.
+func partway(err error, before []string) error {
+	var fault *reply.Fault
+	if len(before) == 0 || !errors.As(err, &fault) {
+		return err
+	}
+	const shown = 5
+	var names []string
+	for _, name := range before[:min(len(before), shown)] {
+		names = append(names, shorten(asGiven(name)))
+	}
+	if len(before) > shown {
+		names = append(names, "…")
+	}
+	told := *fault
+	if told.Hint == "" {
+		told.Hint = told.Code.Hint()
+	}
+	told.Hint = strings.TrimSpace(fmt.Sprintf("%s Of the entries of this request, %d before it are done (%s); those after it were not tried.",
+		told.Hint, len(before), strings.Join(names, ", ")))
+	return &told
+}
+
+func shorten(name string) string {
+	if len(name) <= 100 {
+		return name
+	}
+	return strings.ToValidUTF8(name[:100], "") + "…"
 }
 
 // missing is true for the fault that a path does not exist.
@@ -179,7 +216,7 @@ func (a *API) eachPermission(w http.ResponseWriter, r *http.Request, parents boo
 	if err := reply.Decode(w, r, &body, bodyMax, wire.CodeInvalidRequestBody); err != nil {
 		return err
 	}
-	for _, given := range sortedKeys(body) {
+	one := func(given string) error {
 		want, err := wanted(body[given], wire.CodeInvalidRequestBody)
 		if err != nil {
 			return err
@@ -188,10 +225,16 @@ func (a *API) eachPermission(w http.ResponseWriter, r *http.Request, parents boo
 		if err != nil {
 			return err
 		}
-		err = do(p, want)
-		p.Close()
-		if err != nil {
+		defer p.Close()
+		if err = do(p, want); err != nil {
 			return explain(given, err)
+		}
+		return nil
+	}
+	paths := sortedKeys(body)
+	for i, given := range paths {
+		if err := one(given); err != nil {
+			return partway(err, paths[:i])
 		}
 	}
 	return done(w)
@@ -225,10 +268,12 @@ func (a *API) move(w http.ResponseWriter, r *http.Request) error {
 	if err := reply.Decode(w, r, &body, bodyMax, wire.CodeInvalidRequestBody); err != nil {
 		return err
 	}
+	var moved []string
 	for _, m := range body {
 		if err := a.moveOne(r.Context(), m); err != nil {
-			return err
+			return partway(err, moved)
 		}
+		moved = append(moved, m.Src)
 	}
 	return done(w)
 }
@@ -304,6 +349,9 @@ func (a *API) search(w http.ResponseWriter, r *http.Request) error {
 		return explain(given, err)
 	}
 	defer dir.Close()
+	if err := safefile.CheckNotProc(int(dir.Fd())); err != nil {
+		return explain(given, err)
+	}
 	out := newArray(w)
 	defer out.close()
 	paths := prefix{root.path}
@@ -462,25 +510,30 @@ func (a *API) removeDirectories(w http.ResponseWriter, r *http.Request) error {
 	if len(paths) == 0 {
 		return reply.Errorf(wire.CodeMissingQuery, "The query parameter path is missing.")
 	}
-	for _, given := range paths {
-		p, err := a.locate(given, false)
-		if missing(err) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if p.name == "." {
-			p.Close()
-			return reply.Errorf(wire.CodeInvalidQuery, "%s cannot be deleted.", asGiven(given)).WithHint("Give the directory by its name.")
-		}
-		err = removeAll(r.Context(), p.fd(), p.name, 1)
-		p.Close()
-		if err != nil {
-			return explain(given, err)
+	for i, given := range paths {
+		if err := a.removeDirectory(r.Context(), given); err != nil {
+			return partway(err, paths[:i])
 		}
 	}
 	return done(w)
+}
+
+func (a *API) removeDirectory(ctx context.Context, given string) error {
+	p, err := a.locate(given, false)
+	if missing(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	if p.name == "." {
+		return reply.Errorf(wire.CodeInvalidQuery, "%s cannot be deleted.", asGiven(given)).WithHint("Give the directory by its name.")
+	}
+	if err := removeAll(ctx, p.fd(), p.name, 1); err != nil {
+		return explain(given, err)
+	}
+	return nil
 }
 
 // replace exchanges a text for another wherever it occurs in the given files.
@@ -499,10 +552,11 @@ func (a *API) replace(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	counts := map[string]wire.ReplacementCount{}
-	for _, given := range sortedKeys(body) {
+	paths := sortedKeys(body)
+	for i, given := range paths {
 		n, err := a.replaceOne(given, body[given])
 		if err != nil {
-			return explain(given, err)
+			return partway(explain(given, err), paths[:i])
 		}
 		counts[given] = wire.ReplacementCount{ReplacedCount: n}
 	}

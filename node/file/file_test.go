@@ -494,7 +494,7 @@ func TestTemporaryIsNeverPlanted(t *testing.T) {
 	defer p.Close()
 	seen := map[string]bool{}
 	for range 100 {
-		name, f, err := p.temporary()
+		name, f, err := p.temporary(false)
 		if err != nil || seen[name] || len(name) < 20 {
 			t.Fatalf("%s %v", name, err)
 		}

@@ -86,9 +86,11 @@ func escaped(full string) *place {
 	return p
 }
 
-func (p *place) exists() bool {
+func (p *place) exists() bool { return exists(p.fd(), p.name) }
+
+func exists(at int, name string) bool {
 	var st unix.Stat_t
-	return unix.Fstatat(p.fd(), p.name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
+	return unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
 }
 
 func open(full string, parents bool) (*place, error) {

@@ -127,6 +127,12 @@ func (x *unpacker) explain(given string, err error) error {
 	switch {
 	case errors.As(err, &refused):
 		return reply.Errorf(wire.CodeInvalidFileContent, "%s: %s.", at, refused.why).WithHint("%s Leave this one out of the archive.", hint)
+	case errors.Is(err, errNoEnd):
+		if x.entries == 0 {
+			return reply.Errorf(wire.CodeInvalidFileContent, "The archive ends early: %v.", err).WithHint("Nothing was extracted. Send a whole archive.")
+		}
+		return reply.Errorf(wire.CodeInvalidFileContent, "%s: the archive ends early: %v.", at, err).
+			WithHint("%d entries have been extracted and stay. Send a whole archive.", x.entries)
 	case errors.As(err, &broken), errors.Is(err, io.ErrUnexpectedEOF):
 		return reply.Errorf(wire.CodeInvalidFileContent, "%s: the body ends early: %v.", at, err).WithHint("%s Send the archive again.", hint)
 	case errors.Is(err, tar.ErrHeader), errors.Is(err, tar.ErrFieldTooLong), errors.Is(err, gzip.ErrHeader), errors.Is(err, gzip.ErrChecksum):
@@ -155,7 +161,8 @@ func (x *unpacker) extract(ctx context.Context, body io.Reader) error {
 		defer unzip.Close()
 		plain = unzip
 	}
-	archive := tar.NewReader(plain)
+	whole := &endless{Reader: plain}
+	archive := tar.NewReader(whole)
 	for {
 		x.current = ""
 		if err := ctx.Err(); err != nil {
@@ -163,6 +170,9 @@ func (x *unpacker) extract(ctx context.Context, body io.Reader) error {
 		}
 		h, err := archive.Next()
 		if errors.Is(err, io.EOF) {
+			if whole.ended {
+				return errNoEnd
+			}
 			break
 		}
 		if err != nil {
@@ -187,6 +197,26 @@ func (x *unpacker) extract(ctx context.Context, body io.Reader) error {
 		return err
 	}
 	return x.finish()
+}
+
+// errNoEnd is of an archive without its last two blocks of zeros. All tar programs write them, and nothing else tells
+// a whole archive from one that was cut between two entries, which tar.Reader takes for whole. One block of zeros is
+// not enough: it is what a cut in the middle of the end leaves.
+var errNoEnd = errors.New("the two blocks of zeros that end an archive are missing")
+
+// endless notes that its reader was asked for more than there is. Reading an archive that has its end never does.
+type endless struct {
+	io.Reader
+	ended bool
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	n, err := e.Reader.Read(p)
+	if n > 0 && errors.Is(err, io.EOF) {
+		return n, nil // it will say so again
+	}
+	e.ended = e.ended || errors.Is(err, io.EOF)
+	return n, err
 }
 
 // entryName is a name in the archive as a clean path below the root; "." is the root itself.
@@ -395,7 +425,7 @@ func times(modified time.Time) []unix.Timespec {
 // file extracts into a temporary file that then takes the name: what had it, link or file, is never written through.
 func (x *unpacker) file(at int, base string, h *tar.Header, body io.Reader) (err error) {
 	p := &place{dir: x.parent, name: base}
-	temp, f, err := p.temporary()
+	temp, f, err := p.temporary(p.exists())
 	if err != nil {
 		return err
 	}
@@ -419,7 +449,7 @@ func (x *unpacker) symlink(at int, base string, h *tar.Header) error {
 			return err
 		}
 	}
-	temp := temporaryName()
+	temp := temporaryName(exists(at, base))
 	if err := unix.Symlinkat(h.Linkname, at, temp); err != nil {
 		return err
 	}
@@ -447,7 +477,7 @@ func (x *unpacker) link(at int, base string, h *tar.Header) error {
 		return err
 	}
 	defer unix.Close(fd)
-	temp := temporaryName()
+	temp := temporaryName(exists(at, base))
 	err = unix.Linkat(fd, path.Base(target), at, temp, 0)
 	if err == unix.ENOENT {
 		return refuse("it is a hard link to a file that is not there")

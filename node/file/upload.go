@@ -27,45 +27,53 @@ func (a *API) upload(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return reply.Errorf(wire.CodeInvalidFile, "The body is not multipart/form-data: %v.", err)
 	}
+	written, err := a.receiveAll(parts)
+	if err != nil {
+		return partway(err, written)
+	}
+	return done(w)
+}
+
+// receiveAll writes the files of the parts, and says which also when it fails.
+func (a *API) receiveAll(parts *multipart.Reader) (written []string, err error) {
 	var waiting []wire.UploadMetadata
-	files := 0
 	for {
 		part, err := parts.NextRawPart()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			return reply.Errorf(wire.CodeInvalidFileContent, "The body ends early: %v.", err)
+			return written, reply.Errorf(wire.CodeInvalidFileContent, "The body ends early: %v.", err)
 		}
 		switch part.FormName() {
 		case "metadata":
 			m, err := metadata(part)
 			if err != nil {
-				return err
+				return written, err
 			}
 			if waiting = append(waiting, m); len(waiting) > 1000 {
-				return reply.Errorf(wire.CodeInvalidFile, "More than 1000 metadata parts without their files.")
+				return written, reply.Errorf(wire.CodeInvalidFile, "More than 1000 metadata parts without their files.")
 			}
 		case "file":
 			if len(waiting) == 0 {
-				return reply.Errorf(wire.CodeInvalidFile, "File part %d comes without its metadata part before it.", files+1)
+				return written, reply.Errorf(wire.CodeInvalidFile, "File part %d comes without its metadata part before it.", len(written)+1)
 			}
 			if err := a.receive(waiting[0], part); err != nil {
-				return err
+				return written, err
 			}
+			written = append(written, waiting[0].Path)
 			waiting = waiting[1:]
-			files++
 		default:
-			return reply.Errorf(wire.CodeInvalidFile, "Unknown part %q.", part.FormName())
+			return written, reply.Errorf(wire.CodeInvalidFile, "Unknown part %q.", part.FormName())
 		}
 	}
 	if len(waiting) > 0 {
-		return reply.Errorf(wire.CodeInvalidFile, "%d metadata parts have no file part.", len(waiting))
+		return written, reply.Errorf(wire.CodeInvalidFile, "%d metadata parts have no file part.", len(waiting))
 	}
-	if files == 0 {
-		return reply.Errorf(wire.CodeInvalidFile, "There is no file in the body.")
+	if len(written) == 0 {
+		return written, reply.Errorf(wire.CodeInvalidFile, "There is no file in the body.")
 	}
-	return done(w)
+	return written, nil
 }
 
 func metadata(part *multipart.Part) (m wire.UploadMetadata, err error) {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -111,7 +112,9 @@ type watcher struct {
 
 	changed []wire.FileEvent // writes that wait for more of the same
 	from    *half            // a name that was moved away, nobody knows where to yet
-	out     *eventStream
+	// replacing are the cookies of moves that replace a file, of which only the first half was seen yet.
+	replacing []uint32
+	out       *eventStream
 }
 
 // half is the first half of a move.
@@ -342,11 +345,14 @@ func (t *watcher) event(wd int32, mask, cookie uint32, name string) bool {
 	if name == "" {
 		return t.itself(dir, mask)
 	}
+	if isTemporary(name) {
+		if mask&unix.IN_MOVED_FROM != 0 && isReplacing(name) {
+			t.noteReplacing(cookie)
+		}
+		return true // ours; it will have its name soon
+	}
 	if t.only != "" && name != t.only && (t.from == nil || mask&unix.IN_MOVED_TO == 0) {
 		return true
-	}
-	if isTemporary(name) {
-		return true // ours; it will have its name soon
 	}
 	rel := name
 	if dir != "" {
@@ -354,6 +360,15 @@ func (t *watcher) event(wd int32, mask, cookie uint32, name string) bool {
 	}
 	t.named(rel, mask, cookie)
 	return true
+}
+
+// noteReplacing remembers half a move that will replace a file. The other half follows at once, or never does if
+// somebody inside makes such names: then all are forgotten.
+func (t *watcher) noteReplacing(cookie uint32) {
+	if len(t.replacing) >= 64 {
+		t.replacing = t.replacing[:0]
+	}
+	t.replacing = append(t.replacing, cookie)
 }
 
 // itself handles what happens to a watched directory. Of all but the root its parent tells as well.
@@ -404,6 +419,12 @@ func (t *watcher) named(rel string, mask, cookie uint32) {
 		told := t.seen[rel] // by a scan
 		delete(t.seen, rel)
 		if told && mask&unix.IN_CREATE != 0 {
+			return
+		}
+		if i := slices.Index(t.replacing, cookie); i >= 0 && mask&unix.IN_MOVED_TO != 0 {
+			// The file was there before: for whoever watches it has other contents now.
+			t.replacing = slices.Delete(t.replacing, i, i+1)
+			t.modified(rel)
 			return
 		}
 		t.tell(wire.FileEventTypeCreate, rel, "", isDir)

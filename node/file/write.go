@@ -36,7 +36,7 @@ func (p *place) write(want attributes, sync bool, fill func(io.Writer) (changed 
 	if err != nil {
 		return err
 	}
-	temp, f, err := p.temporary()
+	temp, f, err := p.temporary(old != nil)
 	if err != nil {
 		return err
 	}
@@ -76,6 +76,19 @@ func (p *place) exchange(f *os.File, temp string, old *unix.Stat_t, want attribu
 		if err := f.Sync(); err != nil {
 			return false, err
 		}
+	}
+	if old != nil && !isReplacing(temp) {
+		// A partial file: it gets a name that says so, and its own again if it cannot have the last one.
+		partial := temp
+		temp = temporaryName(true)
+		if err := unix.Renameat(p.fd(), partial, p.fd(), temp); err != nil {
+			return false, err
+		}
+		defer func() {
+			if !renamed {
+				_ = unix.Renameat(p.fd(), temp, p.fd(), partial)
+			}
+		}()
 	}
 	err = unix.Renameat(p.fd(), temp, p.fd(), p.name)
 	if err == unix.EBUSY || err == unix.EXDEV {
@@ -180,9 +193,9 @@ func (p *place) checkWritable(fd int) error {
 
 // temporary makes a file beside the target. The name cannot be guessed, and a file or link that is there already is
 // never used.
-func (p *place) temporary() (string, *os.File, error) {
+func (p *place) temporary(replaces bool) (string, *os.File, error) {
 	for {
-		name := temporaryName()
+		name := temporaryName(replaces)
 		fd, err := safefile.Openat(p.fd(), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
 		if err == unix.EEXIST {
 			continue
@@ -194,22 +207,41 @@ func (p *place) temporary() (string, *os.File, error) {
 	}
 }
 
-const temporaryPrefix = ".execd-"
+const (
+	temporaryPrefix = ".execd-"
+	replacingPrefix = ".execd-over-"
+)
 
-func temporaryName() string {
+// temporaryName says whether something is there that it will replace: the kernel does not tell that to those who watch,
+// but it tells them what the name was before (see watcher.event).
+func temporaryName(replaces bool) string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
-	return temporaryPrefix + hex.EncodeToString(b[:])
+	prefix := temporaryPrefix
+	if replaces {
+		prefix = replacingPrefix
+	}
+	return prefix + hex.EncodeToString(b[:])
 }
 
-// isTemporary is true for a name that temporaryName could have made.
+// isTemporary is true for a name that temporaryName or partialName could have made.
 func isTemporary(name string) bool {
-	rest, found := strings.CutPrefix(name, temporaryPrefix)
-	if !found || len(rest) != 16 {
-		return false
+	if rest, found := strings.CutPrefix(name, partialPrefix); found {
+		return isHex(rest, 12)
 	}
-	_, err := hex.DecodeString(rest)
-	return err == nil
+	rest, found := strings.CutPrefix(name, temporaryPrefix)
+	return found && isHex(rest, 8) || isReplacing(name)
+}
+
+// isReplacing is true for a name that says that it will replace something.
+func isReplacing(name string) bool {
+	rest, found := strings.CutPrefix(name, replacingPrefix)
+	return found && isHex(rest, 8)
+}
+
+func isHex(text string, size int) bool {
+	raw, err := hex.DecodeString(text)
+	return err == nil && len(raw) == size
 }
 
 // overwrite fills the file in place from the temporary one.

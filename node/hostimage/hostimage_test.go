@@ -174,7 +174,7 @@ func TestSkeletonTakesOnlyWhatIsListed(t *testing.T) {
 		"etc/services": "http 80/tcp\n", "etc/skel/.profile": "p\n", "etc/ssl/certs/ca.pem": "cert", "etc/dpkg/origins/debian": "d",
 		"etc/ssl/certs/x.pem": "-> /usr/share/ca/x.crt", "etc/skel/services": "-> ../services", "etc/os-release": "-> ../usr/lib/os-release",
 		"etc/alternatives/editor": "-> /usr/bin/vim", "bin": "-> usr/bin", "lib64": "-> /usr/lib64", "lib": "dir", "usr/local/bin/python": "-> /usr/bin/python3",
-		"usr/local/lib/python3.12/dist-packages": "dir", "etc/hostname": "-> /proc/sys/kernel/hostname", "etc/mtab": "-> /proc/self/mounts", "var/run": "-> /run",
+		"usr/local/lib/python3.12/dist-packages": "dir", "etc/hostname": "localhost\n", "etc/mtab": "-> /proc/self/mounts", "var/run": "-> /run",
 	} {
 		if got[name] != want {
 			t.Errorf("%s is %q, want %q", name, got[name], want)

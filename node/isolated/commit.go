@@ -3,6 +3,7 @@
 package isolated
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -20,10 +21,13 @@ import (
 	"opensandbox.io/node/wire"
 )
 
-// skippedMax bounds the list of what was left out.
-const skippedMax = 1000
+// skippedMax and skippedBytesMax bound the list of what was left out.
+const (
+	skippedMax      = 1000
+	skippedBytesMax = 256 << 10
+)
 
-func (s *isolate) serveCommit(w http.ResponseWriter, _ *http.Request) error {
+func (s *isolate) serveCommit(w http.ResponseWriter, r *http.Request) error {
 	if err := s.hasOverlays(); err != nil {
 		return err
 	}
@@ -39,8 +43,8 @@ func (s *isolate) serveCommit(w http.ResponseWriter, _ *http.Request) error {
 		s.changing = false
 		s.mu.Unlock()
 	}()
-	c := &committer{}
-	if err := s.eachChange(c.apply); err != nil {
+	c := &committer{ctx: r.Context(), bytes: s.plan.setup.Bytes}
+	if err := s.eachChange(r.Context(), c.apply); err != nil {
 		var f *reply.Fault
 		if errors.As(err, &f) {
 			return f
@@ -54,7 +58,12 @@ func (s *isolate) serveCommit(w http.ResponseWriter, _ *http.Request) error {
 
 // committer makes changes of a session those of the sandbox. Each file is there whole or not at all. A session's upper
 // directories stay as they are: what it sees does not change.
-type committer struct{ done wire.IsolatedCommit }
+type committer struct {
+	ctx     context.Context // of the request: a client that leaves stops it
+	bytes   int64           // more than that no file of the session can hold
+	done    wire.IsolatedCommit
+	skipped int // bytes of the list
+}
 
 func (c *committer) apply(e *entry) error {
 	err := c.one(e)
@@ -66,7 +75,7 @@ func (c *committer) apply(e *entry) error {
 
 func (c *committer) one(e *entry) error {
 	if e.lower < 0 {
-		return errors.New("the directory it belongs to was exchanged meanwhile")
+		return errExchanged
 	}
 	if e.leave {
 		return e.finishDirectory()
@@ -81,7 +90,7 @@ func (c *committer) one(e *entry) error {
 	case e.kind() == unix.S_IFDIR:
 		err = e.makeDirectory()
 	case e.kind() == unix.S_IFREG:
-		err = e.replace(e.copyFile)
+		err = e.replace(func(temporary string) error { return c.copyFile(e, temporary) })
 	case e.kind() == unix.S_IFLNK:
 		err = e.replace(e.copyLink)
 	case e.kind() == unix.S_IFIFO:
@@ -89,12 +98,10 @@ func (c *committer) one(e *entry) error {
 			if err := unix.Mkfifoat(e.lower, temporary, 0o600); err != nil {
 				return err
 			}
-			return errors.Join(
-				unix.Fchownat(e.lower, temporary, int(e.st.Uid), int(e.st.Gid), unix.AT_SYMLINK_NOFOLLOW),
-				unix.Fchmodat(e.lower, temporary, e.st.Mode&0o777, 0))
+			return e.handOver(temporary)
 		})
 	default:
-		if len(c.done.Skipped) < skippedMax {
+		if c.skipped += len(e.path); len(c.done.Skipped) < skippedMax && c.skipped <= skippedBytesMax {
 			c.done.Skipped = append(c.done.Skipped, strings.ToValidUTF8(e.path, "?"))
 		}
 		return nil
@@ -133,14 +140,21 @@ func (e *entry) makeDirectory() error {
 
 // finishDirectory gives a directory its owner, mode and time, when all is in it.
 func (e *entry) finishDirectory() error {
-	fd, err := openDir(e.lower, e.name)
-	if err != nil {
-		return err
+	fd := e.inside // not opened again: somebody may have put another one there
+	if fd < 0 {
+		return errExchanged
 	}
-	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return err
+	}
+	times := []unix.Timespec{e.st.Atim, e.st.Mtim}
+	if e.change == "" {
+		return unix.UtimesNanoAt(fd, ".", times, 0)
+	}
+	// What is given away is the directory that was made, not one of somebody else that was moved there meanwhile.
+	if e.change == wire.IsolatedChangeChangeCreated && int(st.Uid) != os.Geteuid() {
+		return errExchanged
 	}
 	if st.Uid != e.st.Uid || st.Gid != e.st.Gid {
 		if err := unix.Fchown(fd, int(e.st.Uid), int(e.st.Gid)); err != nil {
@@ -152,7 +166,7 @@ func (e *entry) finishDirectory() error {
 			return err
 		}
 	}
-	return unix.UtimesNanoAt(fd, ".", []unix.Timespec{e.st.Atim, e.st.Mtim}, 0)
+	return unix.UtimesNanoAt(fd, ".", times, 0)
 }
 
 // replace makes something under another name and then puts it in its place in one step.
@@ -175,7 +189,34 @@ func (e *entry) replace(make func(temporary string) error) error {
 	return err
 }
 
-func (e *entry) copyFile(temporary string) error {
+// errExchanged: another program writes to the directory too.
+var errExchanged = errors.New("it, or the directory it belongs to, was exchanged meanwhile")
+
+// handOver gives what was made under a temporary name, and has no content, its owner and mode. Another program may have
+// put a link there, or a second name of a file that is not its own, so it is opened and looked at first.
+func (e *entry) handOver(temporary string) error {
+	fd, err := safefile.OpenBeneath(e.lower, temporary, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != e.kind() || st.Nlink != 1 || int(st.Uid) != os.Geteuid() {
+		return errExchanged
+	}
+	if err := unix.Fchownat(fd, "", int(e.st.Uid), int(e.st.Gid), unix.AT_EMPTY_PATH); err != nil {
+		return err
+	}
+	if e.kind() == unix.S_IFLNK {
+		return nil // links have no mode
+	}
+	return unix.Chmod(viaFD(fd), e.st.Mode&0o777)
+}
+
+func (c *committer) copyFile(e *entry, temporary string) error {
 	from, st, err := safefile.OpenRegular(e.upper, e.name, unix.O_RDONLY|unix.O_NOFOLLOW)
 	if err != nil {
 		return err
@@ -187,7 +228,7 @@ func (e *entry) copyFile(temporary string) error {
 	}
 	to := os.NewFile(uintptr(fd), temporary)
 	defer to.Close()
-	if _, err := io.Copy(to, from); err != nil {
+	if err := c.copyData(to, from, st.Size); err != nil {
 		return err
 	}
 	if err := unix.Fchown(fd, int(st.Uid), int(st.Gid)); err != nil {
@@ -196,7 +237,45 @@ func (e *entry) copyFile(temporary string) error {
 	if err := unix.Fchmod(fd, st.Mode&0o7777&^setID); err != nil {
 		return err
 	}
-	return unix.UtimesNanoAt(e.lower, temporary, []unix.Timespec{st.Atim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW)
+	return unix.UtimesNanoAt(fd, "", []unix.Timespec{st.Atim, st.Mtim}, unix.AT_EMPTY_PATH)
+}
+
+// copyPiece is how much is copied between two looks at the context.
+const copyPiece = 1 << 20
+
+// copyData copies what a file holds and leaves its holes: a size is easily said, and the disk is the host's.
+func (c *committer) copyData(to, from *os.File, size int64) error {
+	left := c.bytes
+	for at := int64(0); ; {
+		start, err := nextData(from, at, size)
+		if err != nil {
+			return err
+		}
+		if start >= size {
+			return to.Truncate(size)
+		}
+		end, err := unix.Seek(int(from.Fd()), start, unix.SEEK_HOLE)
+		if err != nil {
+			return err
+		}
+		end = min(end, size)
+		if left -= end - start; left < 0 {
+			return fmt.Errorf("the file holds more than the %d bytes that the session may", c.bytes)
+		}
+		for at = start; at < end; {
+			if err := c.ctx.Err(); err != nil {
+				return err
+			}
+			n, err := io.Copy(io.NewOffsetWriter(to, at), io.NewSectionReader(from, at, min(copyPiece, end-at)))
+			if err != nil {
+				return err
+			}
+			if n == 0 {
+				return errors.New("the file has just changed")
+			}
+			at += n
+		}
+	}
 }
 
 func (e *entry) copyLink(temporary string) error {
@@ -207,5 +286,5 @@ func (e *entry) copyLink(temporary string) error {
 	if err := unix.Symlinkat(target, e.lower, temporary); err != nil {
 		return err
 	}
-	return unix.Fchownat(e.lower, temporary, int(e.st.Uid), int(e.st.Gid), unix.AT_SYMLINK_NOFOLLOW)
+	return e.handOver(temporary)
 }

@@ -22,6 +22,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -136,6 +137,17 @@ func (a *API) find(id string) (*isolate, error) {
 	return nil, notFound(id)
 }
 
+// possible refuses sandboxes with one user, which is what rootless ones have. To the kernel the owner of a user namespace
+// is every process of the user that made it, with all rights in it: each command of such a sandbox could take over what
+// builds a session.
+func possible() error {
+	if exists("/proc/self/uid_map", 1) {
+		return nil
+	}
+	return unavailable("it is rootless and has one user, so a session could not be kept apart from other programs.").
+		WithHint("Run opensandbox-server as root, and create the sandbox with the extension %s=enable.", extension)
+}
+
 // unavailable is a refusal in the published way.
 func unavailable(why string) *reply.Fault {
 	f := reply.Errorf(wire.CodeNotSupported, "Isolated runs are not possible in this sandbox: %s", why)
@@ -168,9 +180,6 @@ func (a *API) serveCapabilities(w http.ResponseWriter, _ *http.Request) error {
 	answer := wire.IsolatedCapabilities{
 		Available: true, Isolator: "opensandbox", Version: a.Version,
 		SetprivAvailable: &yes, UsernsAvailable: &no, CommitSupported: &yes, DiffSupported: &yes,
-	}
-	if !exists("/proc/self/uid_map", 1) {
-		answer.SetprivAvailable = &no // there is one user
 	}
 	if err := a.probe(); err != nil {
 		var f *reply.Fault
@@ -235,6 +244,9 @@ func (a *API) all() []*isolate {
 }
 
 func (a *API) serveCreate(w http.ResponseWriter, r *http.Request) error {
+	if err := possible(); err != nil {
+		return err
+	}
 	var body wire.CreateIsolatedSessionRequest
 	if err := reply.Decode(w, r, &body, bodyMax, wire.CodeInvalidRequestBody); err != nil {
 		return err
@@ -351,7 +363,12 @@ func (a *API) Close(ctx context.Context) error {
 // startProblem says why the first process could not be started.
 func startProblem(err error) error {
 	switch {
-	case errors.Is(err, unix.EPERM), errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EUSERS), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL):
+	case errors.Is(err, unix.ENOSPC):
+		if limit, err := os.ReadFile("/proc/sys/user/max_user_namespaces"); err == nil && strings.TrimSpace(string(limit)) == "0" {
+			return unavailable("it was created without the extension " + extension + ".")
+		}
+		return unavailable("all namespaces that it may have are in use.")
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EUSERS), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL):
 		return unavailable(fmt.Sprintf("it may not make user namespaces (%v).", err))
 	}
 	return reply.Errorf(wire.CodeRuntimeError, "The session cannot be started: %s", command.StartFailed("its first process", err).Message)

@@ -170,21 +170,19 @@ var mountFlags = map[string]uintptr{
 	"nodiratime": unix.MS_NODIRATIME, "relatime": unix.MS_RELATIME, "nosymfollow": unix.MS_NOSYMFOLLOW,
 }
 
-// makeReadOnly does so with the youngest mount at path and all below it. Mounts that something covers cannot be reached,
-// by us or by anybody.
+// makeReadOnly does so with what is mounted at path and all below it. The sandbox's programs may rearrange the tree
+// meanwhile: whatever is not found where the table has it, and not covered by another mount, is an error, because it
+// would stay writable.
 func makeReadOnly(path string) error {
 	table, err := mountTable()
 	if err != nil {
 		return err
 	}
-	inside := map[int]bool{}
-	top := 0
-	for _, m := range table {
-		if m.path == path && m.id > top {
-			top = m.id
-		}
+	top, err := mountAt(path, table)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
 	}
-	inside[top] = true
+	inside := map[int]bool{top: true}
 	for grew := true; grew; {
 		grew = false
 		for _, m := range table {
@@ -193,24 +191,77 @@ func makeReadOnly(path string) error {
 			}
 		}
 	}
-	for _, m := range table {
-		if !inside[m.id] {
-			continue
-		}
-		flags := uintptr(unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY)
-		for option := range strings.SplitSeq(m.options, ",") {
-			flags |= mountFlags[option] // those that the sandbox has are locked: without them the kernel refuses
-		}
-		if err := unix.Mount("", m.path, "", flags, ""); err != nil && !covered(err) {
+	below := slices.DeleteFunc(table, func(m mounted) bool { return !inside[m.id] })
+	for _, m := range below {
+		if err := m.remountReadOnly(); err != nil && !(errors.Is(err, errElsewhere) && covered(m, below)) {
 			return fmt.Errorf("%s: %w", m.path, err)
 		}
 	}
 	return nil
 }
 
-// covered: the path does not lead to a mount. EINVAL is a directory that is none, where something else lies above.
-func covered(err error) bool {
-	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EACCES)
+// mountAt finds the mount that can be seen at a path, which may be one of several.
+func mountAt(path string, table []mounted) (int, error) {
+	fd, id, err := openMount(path)
+	if err != nil {
+		return 0, err
+	}
+	_ = unix.Close(fd)
+	if !slices.ContainsFunc(table, func(m mounted) bool { return m.id == id && m.path == path }) {
+		return 0, errElsewhere
+	}
+	return id, nil
+}
+
+// errElsewhere: the path does not lead to the mount.
+var errElsewhere = errors.New("it is not where it was mounted")
+
+func (m mounted) remountReadOnly() error {
+	fd, id, err := openMount(m.path)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errElsewhere, err)
+	}
+	defer unix.Close(fd)
+	if id != m.id {
+		return errElsewhere
+	}
+	flags := uintptr(unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY)
+	for option := range strings.SplitSeq(m.options, ",") {
+		flags |= mountFlags[option] // those that the sandbox has are locked: without them the kernel refuses
+	}
+	return unix.Mount("", viaFD(fd), "", flags, "")
+}
+
+// openMount opens a path and tells which mount it leads to.
+func openMount(path string) (fd, id int, err error) {
+	if fd, err = openPath(unix.AT_FDCWD, path, 0); err != nil {
+		return -1, 0, err
+	}
+	var st unix.Statx_t
+	err = unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st)
+	if err == nil && st.Mask&unix.STATX_MNT_ID == 0 {
+		err = unix.ENOSYS
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, 0, err
+	}
+	return fd, int(st.Mnt_id), nil
+}
+
+// covered: another mount lies at the path of m or above, and m is not below that one. Then nobody gets to m.
+func covered(m mounted, table []mounted) bool {
+	parents := map[int]int{}
+	for _, other := range table {
+		parents[other.id] = other.parent
+	}
+	holds := map[int]bool{}
+	for id := m.id; id != 0 && !holds[id]; id = parents[id] {
+		holds[id] = true
+	}
+	return slices.ContainsFunc(table, func(c mounted) bool {
+		return !holds[c.id] && (m.path == c.path || strings.HasPrefix(m.path, c.path+"/"))
+	})
 }
 
 func makeScaffold(bytes int64) error {

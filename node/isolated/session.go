@@ -65,6 +65,9 @@ type layer struct {
 
 // build makes the namespaces and what the session sees in them.
 func (a *API) build(p *plan) (_ *isolate, err error) {
+	if err := possible(); err != nil {
+		return nil, err
+	}
 	s := &isolate{api: a, plan: p, id: newID(), created: time.Now().UTC().Truncate(time.Microsecond)}
 	defer func() {
 		if err != nil {

@@ -50,7 +50,7 @@ func (a *API) Routes(mux *http.ServeMux) {
 }
 
 func (a *API) serveCreate(w http.ResponseWriter, req *http.Request) {
-	var body wire.CreatePtyRequest
+	body := wire.CreatePtyRequest{Cols: 80, Rows: 24}
 	if req.ContentLength != 0 {
 		if err := reply.Decode(w, req, &body, bodyMax, wire.CodeInvalidRequestBody); err != nil {
 			reply.Error(w, req, err)
@@ -68,13 +68,9 @@ func (a *API) serveCreate(w http.ResponseWriter, req *http.Request) {
 func (a *API) create(body wire.CreatePtyRequest) (*terminal, error) {
 	for _, size := range []struct {
 		name  string
-		value *int
-		usual int
-	}{{"cols", &body.Cols, 80}, {"rows", &body.Rows, 24}} {
-		if *size.value == 0 {
-			*size.value = size.usual
-		}
-		if *size.value < 1 || *size.value > 65535 {
+		value int
+	}{{"cols", body.Cols}, {"rows", body.Rows}} {
+		if size.value < 1 || size.value > 65535 {
 			return nil, reply.Errorf(wire.CodeInvalidRequestBody, "%s must be between 1 and 65535.", size.name)
 		}
 	}
@@ -204,6 +200,9 @@ func (a *API) serveConnect(w http.ResponseWriter, req *http.Request) {
 		if since, err = strconv.ParseInt(text, 10, 64); err != nil || since < 0 {
 			err = reply.Errorf(wire.CodeInvalidQuery, "since must be an offset, not %q.", text)
 		}
+	}
+	if err == nil && viewer && takeover {
+		err = reply.Errorf(wire.CodeInvalidQuery, "A viewer takes nobody's place.").WithHint("Give either viewer=1 or takeover=1.")
 	}
 	if err == nil && !strings.EqualFold(req.Header.Get("Upgrade"), "websocket") {
 		err = reply.Errorf(wire.CodeInvalidRequestBody, "This is a WebSocket.").WithHint("Connect with a WebSocket client.")

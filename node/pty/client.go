@@ -41,6 +41,7 @@ type notice struct {
 	SessionID string       `json:"session_id,omitempty"`
 	Mode      wire.PtyMode `json:"mode,omitempty"`
 	ExitCode  *int         `json:"exit_code,omitempty"`
+	Signal    string       `json:"signal,omitempty"` // that ended the program
 	Code      string       `json:"code,omitempty"`
 	Error     string       `json:"error,omitempty"`
 }
@@ -132,7 +133,7 @@ func (c *client) show(ctx context.Context, at int64) (websocket.StatusCode, stri
 			}
 			at += int64(n)
 		}
-		changed, code := t.changed, t.code
+		changed, code, signal := t.changed, t.code, t.signal
 		over := t.run != nil && !t.running || t.deleted && !t.running
 		t.mu.Unlock()
 		if len(frame) > 0 {
@@ -148,7 +149,7 @@ func (c *client) show(ctx context.Context, at int64) (websocket.StatusCode, stri
 		}
 		if over {
 			if t.run != nil {
-				if c.say(ctx, notice{Type: "exit", ExitCode: &code}) != nil {
+				if c.say(ctx, notice{Type: "exit", ExitCode: &code, Signal: signal}) != nil {
 					return 0, ""
 				}
 				t.mu.Lock()

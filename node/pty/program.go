@@ -103,8 +103,9 @@ func start(spawner *spawn.Spawner, p *command.Program, mode wire.PtyMode, cols, 
 	return run, nil
 }
 
-// wait moves output until the program has ended and all it wrote is moved, and gives its exit code.
-func (p *program) wait() int {
+// wait moves output until the program has ended and all it wrote is moved, and gives its exit code, or -1 and
+// the name of the signal that ended it.
+func (p *program) wait() (code int, signal string) {
 	var pumps sync.WaitGroup
 	ended := make(chan struct{})
 	for _, pump := range p.pumps {
@@ -130,10 +131,13 @@ func (p *program) wait() int {
 	p.close()
 	<-ended
 	status, known := p.proc.Status()
-	if !known || !status.Exited() {
-		return -1
+	switch {
+	case known && status.Exited():
+		return status.ExitStatus(), ""
+	case known && status.Signaled():
+		return -1, command.SignalName(status.Signal())
 	}
-	return status.ExitStatus()
+	return -1, ""
 }
 
 func (p *program) close() {

@@ -375,6 +375,21 @@ func TestPipes(t *testing.T) {
 	}
 }
 
+func TestSignalled(t *testing.T) {
+	b := newBench(t)
+	w := b.connect(b.create(wire.CreatePtyRequest{Command: "kill -TERM $$"}), "")
+	n := w.hear("exit")
+	if n.ExitCode == nil || *n.ExitCode != -1 || n.Signal != "SIGTERM" {
+		t.Errorf("%+v", n)
+	}
+	w.finish()
+	w = b.connect(b.create(wire.CreatePtyRequest{Command: "exit 3"}), "")
+	if n := w.hear("exit"); *n.ExitCode != 3 || n.Signal != "" {
+		t.Errorf("%+v", n)
+	}
+	w.finish()
+}
+
 func TestViewers(t *testing.T) {
 	b := newBench(t)
 	id := b.create(wire.CreatePtyRequest{Argv: []string{"cat"}})
@@ -461,7 +476,7 @@ func TestDelete(t *testing.T) {
 func TestRefused(t *testing.T) {
 	b := newBench(t)
 	for _, body := range []map[string]any{
-		{"cols": -1}, {"rows": 70000}, {"command": "a", "argv": []string{"b"}}, {"cwd": "/nowhere"}, {"envs": map[string]string{"": "x"}}, {"what": 1},
+		{"cols": -1}, {"cols": 0}, {"rows": 0}, {"rows": 70000}, {"command": "a", "argv": []string{"b"}}, {"cwd": "/nowhere"}, {"envs": map[string]string{"": "x"}}, {"what": 1},
 	} {
 		var answer wire.ExecdError
 		if status := b.do("POST", "/pty", body, &answer); status != 400 || answer.Code != "INVALID_REQUEST_BODY" {
@@ -472,7 +487,7 @@ func TestRefused(t *testing.T) {
 		t.Errorf("%d", status)
 	}
 	id := b.create(wire.CreatePtyRequest{Argv: []string{"/nowhere/program"}})
-	for query, want := range map[string]int{"pty=2": 400, "since=-1": 400, "since=x": 400, "": 500} {
+	for query, want := range map[string]int{"pty=2": 400, "since=-1": 400, "since=x": 400, "viewer=1&takeover=1": 400, "": 500} {
 		if _, status := b.dial(id, query); status != want {
 			t.Errorf("%q: %d", query, status)
 		}

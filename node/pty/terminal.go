@@ -26,6 +26,7 @@ type terminal struct {
 	run     *program // nil before the first
 	running bool
 	code    int    // of the program that ran last
+	signal  string // that ended it
 	told    bool   // a client has heard of that end
 	holder  *guest // the one who may type
 	viewers int
@@ -119,10 +120,10 @@ func (t *terminal) start(mode wire.PtyMode) error {
 	}
 	t.run, t.running, t.told = run, true, false
 	t.ended.Go(func() {
-		code := run.wait()
+		code, signal := run.wait()
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.running, t.code = false, code
+		t.running, t.code, t.signal = false, code, signal
 		t.wake()
 	})
 	return nil

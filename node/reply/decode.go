@@ -3,18 +3,21 @@
 package reply
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"reflect"
 	"strings"
 
 	"opensandbox.io/node/wire"
 )
 
-// Decode reads the request's JSON body into v. It refuses a body over limit bytes, unknown fields, a second value
-// and wrong types, and says which field was meant. The fault carries code, because each daemon has its own.
+// Decode reads the request's JSON body into v. It refuses a body over limit bytes, unknown fields, missing ones that
+// the contract requires, one that is given twice, a second value and wrong types, and says which field was meant. The
+// fault carries code, because each daemon has its own.
 func Decode(w http.ResponseWriter, r *http.Request, v any, limit int64, code wire.Code) error {
 	if err := DecodeReader(http.MaxBytesReader(w, r.Body, limit), v, code); err != nil {
 		return err
@@ -24,9 +27,9 @@ func Decode(w http.ResponseWriter, r *http.Request, v any, limit int64, code wir
 
 // DecodeReader is Decode for a body that does not come from a request of its own (a multipart part, a file).
 func DecodeReader(body io.Reader, v any, code wire.Code) *Fault {
+	var raw json.RawMessage
 	d := json.NewDecoder(body)
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
+	if err := d.Decode(&raw); err != nil {
 		return Errorf(code, "%s", explain(err))
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
@@ -34,6 +37,16 @@ func DecodeReader(body io.Reader, v any, code wire.Code) *Fault {
 			return Errorf(code, "%s", explain(err))
 		}
 		return Errorf(code, "The body holds more than one JSON value.")
+	}
+	// First its shape, about which the decoder is lenient: it takes a missing field for an empty one, the last of two,
+	// and null for anything.
+	if wrong := checkShape(raw, reflect.TypeOf(v)); wrong != "" {
+		return Errorf(code, "%s", wrong)
+	}
+	d = json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return Errorf(code, "%s", explain(err))
 	}
 	return nil
 }

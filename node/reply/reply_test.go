@@ -84,9 +84,9 @@ func TestDecodeNamesWhatIsWrong(t *testing.T) {
 		N int `json:"n"`
 	}
 	type target struct {
-		Name string           `json:"name"`
-		In   inner            `json:"in"`
-		Map  map[string]inner `json:"map"`
+		Name string           `json:"name,omitempty"`
+		In   inner            `json:"in,omitzero"`
+		Map  map[string]inner `json:"map,omitempty"`
 	}
 	for given, want := range map[string]string{
 		``:                 "empty",

@@ -109,6 +109,11 @@ func (d *Daemon) postSandbox(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if d.rootless && p.profile == string(wire.LaunchRequestProfileIsolated) {
+		// See isolated.possible.
+		return reply.Errorf(wire.CodeSandboxApiNotSupported, "Isolated runs are not possible here: sandboxd is rootless, and its sandboxes have one user.").
+			WithHint("Run opensandbox-server as root, or create the sandbox without the extension bootstrap.execd.isolation.")
+	}
 	report, err := d.create(r.Context(), p)
 	if err != nil {
 		return err

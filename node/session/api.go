@@ -166,7 +166,7 @@ func (a *API) serve(w http.ResponseWriter, req *http.Request, s *session, body *
 	case <-turn:
 	default:
 		// It has to wait. The client hears that it is there.
-		if events, err = a.Runner.Stream(w, req, s.id, false); err != nil || !waitTurn(events, turn, s.gone) {
+		if events, err = a.Runner.Stream(w, req, s.id, body.Exact); err != nil || !waitTurn(events, turn, s.gone) {
 			return
 		}
 	}
@@ -226,7 +226,7 @@ func (a *API) run(w http.ResponseWriter, req *http.Request, s *session, body *wi
 		<-r.ended
 	}()
 	if events == nil {
-		if events, err = a.Runner.Stream(w, req, s.id, false); err != nil {
+		if events, err = a.Runner.Stream(w, req, s.id, body.Exact); err != nil {
 			return
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"io"
 	"log/slog"
@@ -331,6 +332,70 @@ func TestOutputForgesNothing(t *testing.T) {
 	}
 }
 
+// A process that an earlier run left behind can open what /proc/PID/fd of the shell shows, if it is no socket. Whoever
+// could read the trigger, or write where the shell answers, would make up the ends of later runs.
+func TestLinesCannotBeOpened(t *testing.T) {
+	b := newBench(t)
+	id := b.create("")
+	pid := b.run(id, "echo $$").stdout
+	dir := "/proc/" + pid + "/fd/"
+	outputs := map[string]bool{}
+	for _, fd := range []string{"1", "2", "95", "96"} {
+		link, err := os.Readlink(dir + fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		outputs[link] = true
+	}
+	look := func() {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			link, err := os.Readlink(dir + e.Name())
+			if err != nil || outputs[link] || link == "/dev/null" {
+				continue
+			}
+			f, err := os.OpenFile(dir+e.Name(), os.O_RDONLY|unix.O_NONBLOCK, 0)
+			if err != nil {
+				continue
+			}
+			info, err := f.Stat()
+			if err != nil || !info.Mode().IsRegular() {
+				t.Errorf("descriptor %s of the shell can be opened: %s", e.Name(), link)
+				_ = f.Close()
+				continue
+			}
+			text, _ := io.ReadAll(f)
+			_ = f.Close()
+			nonce := b.api.find(id).shell.secret()
+			if nonce != "" && bytes.Contains(text, []byte(nonce)) {
+				t.Errorf("%s has the nonce: %q", link, text)
+			}
+		}
+	}
+	look()
+	gate := b.gate("gate")
+	done := make(chan *outcome)
+	go func() { done <- b.run(id, "echo >"+gate+"; (exit 5)") }()
+	for b.api.find(id).shell.secret() == "" {
+		time.Sleep(time.Millisecond) // until the run has begun; it cannot end before the gate
+	}
+	look()
+	b.pass(gate)
+	if o := <-done; o.code != 5 {
+		t.Errorf("exit %d", o.code)
+	}
+}
+
+// secret is the nonce of the run that is on.
+func (s *shell) secret() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.nonce
+}
+
 func TestStreamsApart(t *testing.T) {
 	b := newBench(t)
 	id := b.create("")
@@ -343,6 +408,31 @@ func TestStreamsApart(t *testing.T) {
 		if o.stdout != "a\nc" || o.stderr != "b\nd" {
 			t.Fatalf("apart: %q %q", o.stdout, o.stderr)
 		}
+	}
+}
+
+func TestExact(t *testing.T) {
+	b := newBench(t)
+	id := b.create("")
+	res := b.do(t.Context(), "POST", "/session/"+id+"/run", wire.RunInSessionRequest{Command: `printf 'a\xff\n\n'`, Exact: true})
+	defer res.Body.Close()
+	var data []byte
+	for in := json.NewDecoder(res.Body); ; {
+		var e wire.ExecutionEvent
+		if in.Decode(&e) != nil {
+			break
+		}
+		if (e.Type == "init") != (e.Framing == "exact") || e.Type == "stdout" && e.Text != "" {
+			t.Errorf("%+v", e)
+		}
+		piece, err := base64.StdEncoding.DecodeString(e.Data)
+		if err != nil {
+			t.Error(err)
+		}
+		data = append(data, piece...)
+	}
+	if string(data) != "a\xff\n\n" {
+		t.Errorf("%q", data)
 	}
 }
 

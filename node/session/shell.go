@@ -27,8 +27,8 @@ const leaveTime = time.Second
 type shell struct {
 	proc    *spawn.Process
 	dialect *dialect
-	trigger *os.File // tells the shell that there is a command
-	text    *os.File // the command; in memory, shared with the shell
+	trigger *os.File // tells the shell that there is a command, and the nonce
+	text    *os.File // the command; in memory, shared with the shell. Everybody of its user can open it: no nonce here
 	status  *os.File // tells us its end
 	pumps   []*command.Pump
 
@@ -56,8 +56,15 @@ func start(spawner *spawn.Spawner, p *command.Program, d *dialect, sink func(com
 			}
 			return ours, their
 		}
-		trigger, a := pipe(false)
-		status, b := pipe(true)
+		socket := func() (ours, their *os.File) {
+			if err == nil {
+				ours, their, err = socketPair()
+				theirs = append(theirs, their)
+			}
+			return ours, their
+		}
+		trigger, a := socket()
+		status, b := socket()
 		out, c := pipe(true)
 		problems, e := pipe(true)
 		s.trigger, s.status = trigger, status
@@ -92,6 +99,22 @@ func start(spawner *spawn.Spawner, p *command.Program, d *dialect, sink func(com
 		}()
 	}
 	return s, nil
+}
+
+// socketPair makes the lines that a shell and we talk on. Not pipes: those of a process can be opened by every other one
+// of its user, through /proc/PID/fd, and whoever reads the trigger before the shell does has the nonce. A socket cannot
+// be opened that way.
+func socketPair() (ours, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	// Only our side is for the poller: the shell expects reads that wait.
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		_, _ = unix.Close(fds[0]), unix.Close(fds[1])
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), "shell"), os.NewFile(uintptr(fds[1]), "shell"), nil
 }
 
 // close gives everything back, when the shell has ended or never began.
@@ -130,7 +153,7 @@ func (s *shell) send(cwd, text string, separate bool) (<-chan int, error) {
 	if separate {
 		mode = "separate"
 	}
-	// Shorter than a pipe, and the shell has read all that was sent before: unless somebody else fills it.
+	// Short, and the shell has read all that was sent before.
 	_ = s.trigger.SetWriteDeadline(time.Now().Add(time.Second))
 	if _, err := s.trigger.WriteString(mode + " " + strings.Replace(s.dialect.line, "NONCE", nonce, 1) + "\n"); err != nil && !errors.Is(err, syscall.EPIPE) {
 		return nil, err // without a reader the shell has ended, which is seen elsewhere

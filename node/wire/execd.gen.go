@@ -54,6 +54,8 @@ type RunInSessionRequest struct {
 	Timeout *int64 `json:"timeout,omitempty"`
 	// Errors come as stderr events; otherwise both streams come as stdout, in their order.
 	Separate bool `json:"separate,omitempty"`
+	// As in RunCommandRequest.
+	Exact bool `json:"exact,omitempty"`
 }
 
 type SessionInfo struct {
@@ -301,7 +303,7 @@ const (
 
 type IsolatedDiff struct {
 	Changes []IsolatedChange `json:"changes"`
-	// There are more than are listed; the tar has all.
+	// There are more than are listed (10,000, or 8 MiB of JSON); the tar has all.
 	Truncated *bool `json:"truncated,omitempty"`
 }
 
@@ -386,7 +388,8 @@ type ExecutionEvent struct {
 	// Where both streams end without a newline, the last text counts one byte more. In the last event: all of
 	// its output.
 	Offset *int64 `json:"offset,omitempty"`
-	// init: texts are framed as the note below says. Without it, each text is a line.
+	// init: how output comes. joined: as the note below says. pieces: texts as they were written, newlines
+	// included. exact: bytes, in data. Without it, each text is a line.
 	Framing ExecutionEventFraming `json:"framing,omitempty"`
 	// Milliseconds since 1970.
 	Timestamp int64 `json:"timestamp"`
@@ -418,6 +421,8 @@ type ExecutionEventFraming string
 
 const (
 	ExecutionEventFramingJoined ExecutionEventFraming = "joined"
+	ExecutionEventFramingPieces ExecutionEventFraming = "pieces"
+	ExecutionEventFramingExact  ExecutionEventFraming = "exact"
 )
 
 type ExecutionError struct {

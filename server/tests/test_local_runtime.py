@@ -176,6 +176,18 @@ async def test_limits_no_sandbox_starts_with_are_refused_before(runtime: LocalRu
     assert caught.value.code is Code.SANDBOX_INVALID_PARAMETER
 
 
+async def test_isolated_runs_are_refused_where_sandboxes_have_one_user(runtime: LocalRuntime) -> None:
+    spec = replace(SPEC, isolates=True)
+    await runtime.check(spec)
+    assert runtime.host is not None
+    runtime.host = runtime.host.model_copy(update={"rootless": True})
+    await runtime.check(SPEC)
+    with pytest.raises(OpenSandboxError, match=r"bootstrap\.execd\.isolation") as caught:
+        await runtime.check(spec)
+    assert caught.value.code is Code.SANDBOX_API_NOT_SUPPORTED
+    assert "as root" in (caught.value.hint or "")
+
+
 async def test_a_killed_sandboxd_is_started_again_by_the_next_call(
     settings: plan.Settings, runtime: LocalRuntime
 ) -> None:

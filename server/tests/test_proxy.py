@@ -734,6 +734,23 @@ async def test_websockets_that_cannot_be_opened_say_why(behind: Behind) -> None:
     assert reached == [], "a program's redirect led to another port"
 
 
+async def test_a_websocket_that_execd_refuses_is_refused_with_its_answer(behind: Behind) -> None:
+    told = b'{"code":"CONTEXT_NOT_FOUND","message":"There is no terminal."}'
+    head = "HTTP/1.1 {} X\r\nContent-Type: application/json\r\nSet-Cookie: a=b\r\nContent-Length: {}\r\n\r\n"
+    async with behind.answering(44772, head.format(404, len(told)).encode() + told):
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(behind.websocket(44772, "/pty/x/ws"))
+        answer = refused.value.response
+        assert (answer.status_code, answer.body) == (404, told)
+        assert answer.headers["Content-Type"] == "application/json"
+        assert answer.headers["X-Request-ID"]
+        assert "Set-Cookie" not in answer.headers
+    # A program could answer anything.
+    program = behind.answering(8000, head.format(404, len(told)).encode() + told)
+    async with program, connect(behind.websocket(8000)) as socket:
+        assert await closed(socket) == (1011, "BACKEND_RESPONSE_FAILED")
+
+
 async def test_a_message_larger_than_allowed_ends_only_its_socket(behind: Behind) -> None:
     told: asyncio.Queue[int | None] = asyncio.Queue()
 

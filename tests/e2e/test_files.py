@@ -33,6 +33,12 @@ def test_another_user_is_squashed(sandbox: Sandbox) -> None:
     assert told.split() == ["1000:1000", "644", "precious"]
 
 
+def test_the_host_name_is_a_file(sandbox: Sandbox) -> None:
+    told = sandbox.call("GET", "/files/download?path=/etc/hostname").expect(200).body.decode()
+    assert told == sandbox.run("hostname").stdout + "\n"
+    assert len(told) == 13
+
+
 def test_a_tree_goes_there_and_back(sandbox: Sandbox) -> None:
     sandbox.run("mkdir -p /tmp/tree/empty; cd /tmp/tree; echo x > f; ln f h; ln -s f l; chown -h 1000:1000 l")
     archive = sandbox.call("GET", "/files/tar?path=/tmp/tree&gzip=true").expect(200).body

@@ -56,6 +56,16 @@ def test_look_and_then_commit(box: SandboxSync) -> None:
     ]  # fmt: skip
 
 
+def test_a_watch_sees_what_the_session_sees(box: SandboxSync) -> None:
+    box.commands.run("mkdir -p /watched")
+    request = CreateIsolatedSessionRequest(workspace=IsolatedWorkspaceSpec(path="/watched"))
+    with box.isolation.session(request) as session, session.files.watch("/watched") as changes:
+        session.run("echo x > new")
+        change = next(changes)
+        assert (change.type, change.path) == ("create", "/watched/new")
+    assert box.commands.run("ls /watched").text == ""
+
+
 def test_the_sandbox_tells_that_commands_are_as_confined_as_ever(box: SandboxSync) -> None:
     isolation = box.get_info().isolation
     assert isolation is not None

@@ -33,6 +33,9 @@ from opensandbox import (
 # An example is a paragraph that is indented deeper than the text around it.
 BLOCK = re.compile(r"(?<=\n\n)(?: {4}.*\n?|\n(?= {4}))+")
 
+# Some of them need it, and it is no hindrance to the others.
+ISOLATION = {"bootstrap.execd.isolation": "enable"}
+
 
 def _doc(thing: Any) -> str:
     # Its own: an inherited one was seen where it is written.
@@ -87,7 +90,7 @@ def test_example(server: LiveServer, program: str, monkeypatch: pytest.MonkeyPat
     if "await " in program or "async " in program:
         asyncio.run(_asynchronous(code, names))
     else:
-        with SandboxSync.create("host") as sandbox, SandboxManagerSync.create() as manager:
+        with SandboxSync.create("host", extensions=ISOLATION) as sandbox, SandboxManagerSync.create() as manager:
             exec(code, names | {"SandboxSync": SandboxSync, "SandboxManagerSync": SandboxManagerSync}
                  | {"sandbox": sandbox, "manager": manager})  # fmt: skip
         for info in SandboxManagerSync.create().list_sandbox_infos().sandbox_infos:
@@ -96,7 +99,7 @@ def test_example(server: LiveServer, program: str, monkeypatch: pytest.MonkeyPat
 
 async def _asynchronous(code: Any, names: dict[str, Any]) -> None:
     async with await SandboxManager.create() as manager:
-        async with await Sandbox.create("host") as sandbox:
+        async with await Sandbox.create("host", extensions=ISOLATION) as sandbox:
             names |= {"Sandbox": Sandbox, "SandboxManager": SandboxManager, "sandbox": sandbox, "manager": manager}
             outcome = eval(code, names)
             if inspect.isawaitable(outcome):

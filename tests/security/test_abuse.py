@@ -85,7 +85,8 @@ def test_a_fork_bomb_is_named_and_the_next_command_runs(new_sandbox: Create, bom
     limited(sandbox, "pids")
     # A shell may wait for a place for longer than anybody wants to: then its time limit ends it.
     end = sandbox.run(bomb, timeout=15_000).end
-    assert end["reason"] in ("exited", "timed_out"), end
+    # 64 interpreters that all print a traceback at once may also reach the limit of memory.
+    assert end["reason"] in ("exited", "timed_out", "out_of_memory"), end
     assert "limit of 64 processes" in end["message"]
     _next_command_works(sandbox)
 

@@ -60,27 +60,16 @@ class Attached:
         self, session_id: str, command: str, workdir: str | None, timeout: timedelta | None
     ) -> int:
         """Run in a shell that stays; the exit code to leave with."""
-        from opensandbox.models import ExecutionHandlers, OutputMessage
-
-        wrote = {False: False, True: False}
-
-        async def show(message: OutputMessage) -> None:
-            wrote[message.is_error] = True
-            await written(message.text.encode("utf-8", "replace"), error=message.is_error)
+        from opensandbox.models import ExecutionHandlers
 
         handlers = ExecutionHandlers(
-            on_stdout=show,
-            on_stderr=show,
+            on_output=_write,
             on_notice=lambda notice: self._screen.warning(notice.text),
             skip_accumulation=True,
         )
         execution = await self._sandbox.commands.run_in_session(
             session_id, command, working_directory=workdir, timeout=timeout, handlers=handlers, separate=True
         )
-        for error, some in wrote.items():
-            # The newline at the very end does not travel.
-            if some:
-                await written(b"\n", error=error)
         return exit_code(execution, self._screen)
 
     async def _followed(self, following: Callable[[ExecutionHandlers], Awaitable[Execution]]) -> int:

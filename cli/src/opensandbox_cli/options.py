@@ -44,6 +44,8 @@ def pairs(words: list[str] | None, option: str, *, from_environment: bool = Fals
     found: dict[str, str] = {}
     for word in words or ():
         key, equals, value = word.partition("=")
+        if any(letter.isspace() or not letter.isprintable() for letter in key):
+            raise typer.BadParameter(f"{key!r} is not a name: it contains a space", param_hint=option)
         if not equals and from_environment:
             if key not in os.environ:
                 raise typer.BadParameter(f"{key} has no value and is not set here", param_hint=option)

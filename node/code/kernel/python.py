@@ -12,8 +12,11 @@ A context speaks JSON lines on its control socket. The first it hears is `{"op":
 the cell's `count`. What a cell prints, or a program it starts, goes through the two pipes as it is: before each line
 the kernel flushes, and execd empties the pipes before it looks at the line, so that their order holds.
 
-An interrupt is SIGINT. Nothing a cell does can harm more than its own context: the control socket is not inherited by
-programs, and a process that the cell forks does not speak on it.
+An interrupt is SIGINT. The control socket is not inherited by programs, a process that the cell forks does not speak on
+it, and nothing that lies about in the sandbox is imported by the parent: execd starts it with -I, and each context gets
+back what that takes away. This is no wall between contexts. They run as the same user, and whoever may trace or write
+the memory of another process of that user (ptrace, /proc/PID/mem) can do it to other contexts and to the parent. Code
+that must not meet belongs into different sandboxes.
 
 It runs on every Python since 3.9: the image decides which one that is.
 """
@@ -32,6 +35,7 @@ import linecache
 import os
 import resource
 import signal
+import site
 import socket
 import sys
 import threading
@@ -45,6 +49,7 @@ WARM = ("asyncio", "collections", "csv", "datetime", "functools", "itertools", "
 LARGEST_TEXT = 1 << 20
 # execd takes lines of 8 MiB.
 LARGEST_LINE = 7 << 20
+LONGEST_TRACEBACK = 1000  # lines; execd takes no more
 RICH = {
     "_repr_html_": "text/html",
     "_repr_markdown_": "text/markdown",
@@ -61,8 +66,6 @@ def parent(control: socket.socket) -> None:
     """Fork a context for every packet, until execd closes its end."""
     control.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while "" in sys.path:
-        sys.path.remove("")  # a file in somebody's directory must not stand for a module of Python's
     for name in WARM:
         importlib.import_module(name)
     names: dict[int, str] = {}
@@ -196,6 +199,9 @@ class Context:
         for place in reversed(env.get("PYTHONPATH", "").split(os.pathsep)):
             if place and place not in sys.path:
                 sys.path.insert(1, place)
+        if not env.get("PYTHONNOUSERSITE") and sys.prefix == sys.base_prefix:
+            add_user_site()
+        sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
         mark = int(wish.get("mark", 0))  # type: ignore[call-overload]
         if mark:
             # All that comes out of this context inherits it, and execd finds it by that. See node/spawn/mark.go.
@@ -286,6 +292,8 @@ class Context:
             if isinstance(error, SyntaxError) and frames is not None and frames.tb_next is None and not error.text:
                 frames = None
             lines = "".join(traceback.format_exception(type(error), error, frames))[-LARGEST_TEXT:].splitlines()
+            if len(lines) > LONGEST_TRACEBACK:
+                lines = [*lines[:100], "  ...", *lines[101 - LONGEST_TRACEBACK :]]
         except Exception:
             lines = []
         self.flush()
@@ -310,6 +318,19 @@ class Context:
             self.interrupted = False
             if self.running:
                 raise KeyboardInterrupt
+
+
+def add_user_site() -> None:
+    """Packages of the user come before those of the system, as in a Python that is started without -I."""
+    site.ENABLE_USER_SITE, site.USER_BASE, site.USER_SITE = True, None, None  # HOME may be another one now
+    before = list(sys.path)
+    place = site.getusersitepackages()
+    if os.path.isdir(place):
+        site.addsitedir(place)
+    added = [path for path in sys.path if path not in before]
+    system = [path.endswith(("site-packages", "dist-packages")) for path in before]
+    at = system.index(True) if True in system else len(before)
+    sys.path[:] = before[:at] + added + before[at:]
 
 
 def silent(code: str) -> bool:

@@ -67,6 +67,8 @@ const (
 	cloneNew = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 
 	tiocsti, tioclinux = 0x5412, 0x541c
+
+	fSetLease = 1024
 )
 
 // family keeps to protocols a program needs. AF_VSOCK ignores network namespaces and reaches the
@@ -86,6 +88,8 @@ var rules = map[string]Rule{
 	"personality": {{{0, In, []uint32{0, 0x8, 0x20000, 0x20008, 0x40000, 0xffffffff}}}},
 	// Typing into a terminal one shares with somebody else.
 	"ioctl": {{{1, NotIn, []uint32{tiocsti, tioclinux}}}},
+	// A lease makes whoever opens the file wait, up to 45 seconds: also execd, and other sandboxes where it is shared.
+	"fcntl": {{{1, NotIn, []uint32{fSetLease}}}},
 }
 
 // widened replaces rules in the nested profile; nil means without condition.
@@ -110,7 +114,7 @@ const common = `
 	read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek sendfile splice tee vmsplice copy_file_range readahead
 	fadvise64 fallocate ftruncate truncate fsync fdatasync sync syncfs sync_file_range
 
-	open openat openat2 creat close close_range dup dup2 dup3 pipe pipe2 fcntl flock umask
+	open openat openat2 creat close close_range dup dup2 dup3 pipe pipe2 flock umask
 	stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getcwd chdir fchdir getdents getdents64
 	chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat
 	mkdir mkdirat rmdir link linkat unlink unlinkat rename renameat renameat2 symlink symlinkat mknod mknodat

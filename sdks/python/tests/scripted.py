@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Self
+
+from websockets.sync.server import ServerConnection, serve
 
 Turn = Callable[[socket.socket], None]
 
@@ -64,3 +66,21 @@ def until_closed(connection: socket.socket) -> None:
     """A step: read until the client goes."""
     while connection.recv(65536):
         pass
+
+
+@contextmanager
+def websocket(*frames: str | bytes) -> Iterator[tuple[str, list[str | bytes]]]:
+    """A server that sends these frames to whoever opens a WebSocket: its address, and what it has been told."""
+    heard: list[str | bytes] = []
+
+    def talk(connection: ServerConnection) -> None:
+        for frame in frames:
+            connection.send(frame)
+        heard.extend(connection)
+
+    with serve(talk, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.socket.getsockname()[1]}", heard
+        server.shutdown()
+        thread.join(10)

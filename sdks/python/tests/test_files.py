@@ -415,6 +415,17 @@ async def test_what_was_begun_with_another_file_is_thrown_away(stub: Stub, sandb
     assert longer.offsets == [0]
 
 
+@pytest.mark.anyio
+async def test_chunks_have_a_size(stub: Stub, sandbox: Sandbox) -> None:
+    sizes: list[Any] = [0, -1, None, "64k"]
+    for size in sizes:
+        with pytest.raises(InvalidArgumentException, match="chunk_size"):
+            await sandbox.files.read_bytes_stream("/a", chunk_size=size)
+        with pytest.raises(InvalidArgumentException, match="chunk_size"):
+            await sandbox.files.read_tar("/a", chunk_size=size)
+    assert not stub.requests
+
+
 # --- trees ------------------------------------------------------------------------------------------------
 
 TAR = "/e/files/tar"
@@ -477,11 +488,11 @@ async def test_an_archive_comes_down_into_a_directory(stub: Stub, sandbox: Sandb
     [
         [("../out", tarfile.REGTYPE, "")],
         [("a/../../out", tarfile.REGTYPE, "")],
-        [("l", tarfile.SYMTYPE, ".."), ("l/out", tarfile.REGTYPE, "")],
-        [("l", tarfile.SYMTYPE, "/etc")],
+        [("d/l", tarfile.SYMTYPE, ".."), ("d/l/out", tarfile.REGTYPE, "")],
         [("h", tarfile.LNKTYPE, "../secret")],
         [("null", tarfile.CHRTYPE, "")],
         [("pipe", tarfile.FIFOTYPE, "")],
+        [(".", tarfile.SYMTYPE, "a")],
     ],
 )
 @pytest.mark.anyio
@@ -498,6 +509,87 @@ async def test_an_archive_of_a_hostile_sandbox_stays_in_its_place(
     stub.routes["GET", TAR] = Reply(200, chunks=[archive_of((f"{tmp_path}/out", tarfile.REGTYPE, ""))])
     await sandbox.files.download_tar("/d", tmp_path / "in")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.anyio
+async def test_links_that_lead_out_are_left_out_and_told(
+    stub: Stub, sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = ["/usr/bin/python3", "../up", "d/e/back/../x", "", "/"]
+    members = [(f"out{number}", tarfile.SYMTYPE, target) for number, target in enumerate(out)]
+    members += [("d/e/back", tarfile.SYMTYPE, "../.."), ("d/e/far", tarfile.SYMTYPE, "../../..")]
+    # Behind a link that was left out there is only a directory of that name.
+    members += [("out1/file", tarfile.REGTYPE, ""), ("same", tarfile.LNKTYPE, "d/e/back")]
+    stub.routes["GET", TAR] = Reply(200, chunks=[archive_of(*members)])
+    await sandbox.files.download_tar("/d", tmp_path / "in")
+    assert sorted(os.listdir(tmp_path)) == ["in"]
+    links = [Path(folder, name) for folder, below, files in os.walk(tmp_path / "in") for name in below + files]
+    assert [link for link in links if link.is_symlink()] == [tmp_path / "in" / "d" / "e" / "back"]
+    assert (tmp_path / "in" / "out1" / "file").read_bytes() == b"evil"
+    assert "left out 7 links" in caplog.text
+    assert "'out0'" in caplog.text
+    caplog.clear()
+    many = [(f"name{number}", tarfile.SYMTYPE, "/x") for number in range(1000)]
+    stub.routes["GET", TAR] = Reply(200, chunks=[archive_of(*many)])
+    await sandbox.files.download_tar("/d", tmp_path / "in")
+    assert "left out 1000 links" in caplog.text
+    assert caplog.text.count("'name") == 10
+
+
+@pytest.mark.anyio
+async def test_a_tree_comes_down_a_second_time(stub: Stub, sandbox: Sandbox, tmp_path: Path) -> None:
+    tree = [("a", tarfile.REGTYPE, ""), ("same", tarfile.LNKTYPE, "a"), ("l", tarfile.SYMTYPE, "a")]
+    stub.routes["GET", TAR] = Reply(200, chunks=[archive_of(*tree)])
+    mine = tmp_path / "mine"
+    for _ in range(2):
+        await sandbox.files.download_tar("/d", tmp_path / "in")
+        assert (tmp_path / "in" / "a").stat().st_ino == (tmp_path / "in" / "same").stat().st_ino
+        # What was there is replaced, and not written through.
+        mine.write_text("mine")
+        for name in ("a", "same", "l"):
+            (tmp_path / "in" / name).unlink()
+        (tmp_path / "in" / "l").symlink_to(mine)
+        os.link(mine, tmp_path / "in" / "a")
+    await sandbox.files.download_tar("/d", tmp_path / "in")
+    assert (mine.read_text(), (tmp_path / "in" / "l").read_bytes()) == ("mine", b"evil")
+    assert (tmp_path / "in" / "same").stat().st_nlink == 2
+    await sandbox.files.download_tar("/d", tmp_path / "in")
+    assert (tmp_path / "in" / "same").stat().st_nlink == 2
+
+
+@pytest.mark.anyio
+async def test_a_hostile_sandbox_does_not_fill_the_disk(stub: Stub, sandbox: Sandbox, tmp_path: Path) -> None:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w:gz") as archive:
+        info = tarfile.TarInfo("zeros")
+        info.size = 8 << 20
+        archive.addfile(info, io.BytesIO(bytes(info.size)))
+    stub.routes["GET", TAR] = Reply(200, chunks=[whole.getvalue()])
+    with pytest.raises(SandboxException, match="more than 1000000 bytes") as raised:
+        await sandbox.files.download_tar("/d", tmp_path / "in", gzip=True, max_bytes=1000000)
+    assert "max_bytes" in (raised.value.hint or "")
+    assert os.listdir(tmp_path / "in") == []
+    with pytest.raises(SandboxException, match="more than 100 bytes"):
+        await sandbox.files.download_tar("/d", io.BytesIO(), max_bytes=100)
+    await sandbox.files.download_tar("/d", tmp_path / "in", gzip=True, max_bytes=None)
+    assert (tmp_path / "in" / "zeros").stat().st_size == 8 << 20
+    assert (tmp_path / "in" / "zeros").stat().st_blocks * 512 < 1 << 20
+    # A header says that the file has a hole of a terabyte, and is some bytes long itself.
+    header = tarfile.TarInfo("hole")
+    header.pax_headers = {
+        "GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.size": str(1 << 40), "GNU.sparse.map": "0,0",
+    }  # fmt: skip
+    hole = header.tobuf(tarfile.PAX_FORMAT) + bytes(1024)
+    long = tarfile.TarInfo("././@LongLink")
+    long.type, long.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
+    for hostile, why in ((hole, "more than"), (long.tobuf(tarfile.GNU_FORMAT) + bytes(1024), "a header of")):
+        stub.routes["GET", TAR] = Reply(200, chunks=[hostile])
+        with pytest.raises(SandboxException, match=why):
+            await sandbox.files.download_tar("/d", tmp_path / "in")
+    empty = archive_of(*((f"d{number}", tarfile.DIRTYPE, "") for number in range(100)))
+    stub.routes["GET", TAR] = Reply(200, chunks=[empty])
+    with pytest.raises(SandboxException, match="more than 5000 bytes"):
+        await sandbox.files.download_tar("/d", tmp_path / "in", max_bytes=5000)
 
 
 # --- changes ----------------------------------------------------------------------------------------------

@@ -91,6 +91,28 @@ async def test_a_refusal_before_the_end_of_the_body_is_read() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("failure", [OSError("the disk is gone"), TimeoutError("no more input"), BrokenPipeError()])
+async def test_a_body_that_fails_is_the_callers_error(failure: OSError) -> None:
+    """A server waits for the rest of the body, so that nobody may wait for its answer."""
+
+    async def failing() -> AsyncIterator[bytes]:
+        yield b"begin"
+        raise failure
+
+    with Scripted(
+        [head, until_closed],
+        [head, say(OK)],
+    ) as server:
+        transport = PlainTransport(general)
+        with pytest.raises(OSError) as raised:
+            await get(transport, server.url, "POST", content=failing())
+        assert raised.value is failure
+        assert server.closed.acquire(timeout=10)
+        assert await get(transport, server.url) == (200, b"ok")
+        await transport.aclose()
+
+
+@pytest.mark.anyio
 async def test_interim_answers_chunks_and_trailers() -> None:
     answer = (
         b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

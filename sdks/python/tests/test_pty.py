@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from scripted import websocket
 from stub import Reply, Stub
 
 from opensandbox import ConnectionConfig, Sandbox
@@ -71,3 +72,51 @@ async def test_a_connection_that_is_refused(stub: Stub, sandbox: Sandbox) -> Non
 async def test_nobody_there(config: ConnectionConfig) -> None:
     with pytest.raises(SandboxConnectionException, match="cannot connect"):
         await Pty(Connection(config, "http://127.0.0.1:1", {})).connect("p1")
+
+
+CONNECTED, PIPES = '{"type":"connected","mode":"pty"}', '{"type":"connected","mode":"pipe"}'
+
+
+@pytest.mark.anyio
+async def test_what_cannot_be_asked_of_a_program_is_refused_at_the_call(config: ConnectionConfig) -> None:
+    """The other side would answer to whoever reads."""
+    with websocket(CONNECTED) as (address, heard):
+        terminals = Pty(Connection(config, address, {}))
+        async with await terminals.connect("p1") as typist:
+            for wrong in ("FOO", "INT", "SIGSTOP", ""):
+                with pytest.raises(InvalidArgumentException, match="cannot be sent") as raised:
+                    await typist.signal(wrong)
+                assert "SIGINT" in (raised.value.hint or "")
+            for cols, rows in ((0, 0), (80, 0), (-1, 24), (65536, 24), (80.5, 24)):
+                with pytest.raises(InvalidArgumentException, match="between 1 and 65535"):
+                    await typist.resize(cols, rows)  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgumentException, match="cannot be typed"):
+                await typist.write(5)  # type: ignore[arg-type]
+        with pytest.raises(SandboxConnectionException, match="closed"):
+            await typist.write("late")
+        async with await terminals.connect("p1", viewer=True) as viewer:
+            with pytest.raises(InvalidArgumentException, match="can only look"):
+                await viewer.write("x")
+            with pytest.raises(InvalidArgumentException, match="can only look"):
+                await viewer.resize(80, 24)
+            with pytest.raises(InvalidArgumentException, match="can only look"):
+                await viewer.signal("SIGINT")
+    assert heard == []
+    with websocket(PIPES) as (address, heard):
+        async with await Pty(Connection(config, address, {})).connect("p1", pipes=True) as program:
+            with pytest.raises(InvalidArgumentException, match="no size"):
+                await program.resize(80, 24)
+            await program.signal("SIGINT")
+    assert heard == ['{"type": "signal", "signal": "SIGINT"}']
+
+
+@pytest.mark.anyio
+async def test_nobody_types_after_the_end(config: ConnectionConfig) -> None:
+    with websocket(CONNECTED, b"\1bye", '{"type":"exit","exit_code":3}') as (address, heard):
+        async with await Pty(Connection(config, address, {})).connect("p1") as terminal:
+            assert await terminal.wait() == 3
+            with pytest.raises(SandboxConnectionException, match="the program has ended"):
+                await terminal.write("x")
+            with pytest.raises(SandboxConnectionException, match="the program has ended"):
+                await terminal.signal("SIGINT")
+    assert heard == []

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 import opensandbox
 from opensandbox import executions, models, wire
@@ -296,3 +296,48 @@ def test_a_strict_program_that_uses_both_is_checked(tmp_path: Path) -> None:
     first = USER.count("\n") + 1
     found = re.findall(r"program\.py:(\d+): error: .*\[([\w-]+)\]", done.stdout)
     assert found == [(str(first + n), code) for n, code in enumerate(MISTAKES.values())], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        ("RunCommandOpts", {"cwd": "/tmp"}, "no field 'cwd'; write working_directory"),
+        ("RunCommandOpts", {"env": {}}, "write envs"),
+        ("RunCommandOpts", {"timout": 5}, "write timeout"),
+        ("RunCommandOpts", {"zzz": 5}, "those are background, envs, gid"),
+        ("WriteEntry", {"path": "/a", "permissions": 644}, "no field 'permissions'; write mode"),
+        ("ExecutionHandlers", {"on_stdot": print}, "write on_stdout"),
+        ("ExecutionHandlersSync", {"on_stdot": print}, "write on_stdout"),
+        ("Volume", {"name": "a", "mountPath": "/a", "host": {"path": "/b"}, "readonly": True}, "write read_only"),
+        ("Volume", {"name": "a", "mountPath": "/a", "host": {"path": "/b", "mode": "rw"}}, "no field 'mode'"),
+        ("SandboxFilter", {"state": "Running"}, "write states"),
+    ],
+)
+def test_a_field_that_there_is_not_is_a_mistake(kind: str, fields: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        getattr(models, kind)(**fields)
+
+
+def test_both_spellings_of_a_field_are_known() -> None:
+    assert models.MoveEntry(source="/a", destination="/b") == models.MoveEntry(src="/a", dest="/b")  # type: ignore[call-arg]
+    assert models.TemplateFilter(pageSize=3) == models.TemplateFilter(page_size=3)  # type: ignore[call-arg]
+    assert models.PVC(claimName="x", accessModes=["a"]).access_modes == ["a"]
+
+
+def test_answers_of_a_newer_server_are_read() -> None:
+    """A field that is not known yet is passed over, at any depth."""
+    asked = {kind for kind in _values() if issubclass(kind, models.base.Asked)}
+    assert len(asked) > 15
+    inside = {
+        (kind.__name__, name)
+        for kind in _values() - asked
+        for name, field in kind.model_fields.items()
+        if any(one.__name__ in re.findall(r"\w+", str(field.annotation)) for one in asked)
+    }
+    assert inside == set()
+    assert models.CommandStatus.model_validate({"id": "a", "newer": 1}).id == "a"
+
+
+def _values() -> set[type[models.base.Value]]:
+    found = (getattr(models, name) for name in models.__all__)
+    return {kind for kind in found if inspect.isclass(kind) and issubclass(kind, models.base.Value)}

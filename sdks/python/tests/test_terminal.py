@@ -61,3 +61,9 @@ def test_ends() -> None:
         closed(broken, 4001, "TAKEN_OVER")
     with pytest.raises(ServerException, match="no more"):
         broken.take('{"type":"error","code":"RUNTIME_ERROR","error":"no more"}')
+    # Whoever typed at the last moment still gets to know the end.
+    broken.take('{"type":"error","code":"NOT_RUNNING","error":"The program has ended."}')
+    broken.take('{"type":"exit","exit_code":3}')
+    assert (broken.exit_code, broken.signal) == (3, None)
+    broken.take('{"type":"exit","exit_code":-1,"signal":"SIGTERM"}')
+    assert (broken.exit_code, broken.signal) == (-1, "SIGTERM")

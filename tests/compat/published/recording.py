@@ -55,10 +55,20 @@ def record(sync: bool) -> None:
     for package in ("opensandbox", "code_interpreter"):
         importlib.import_module(f"{package}.sync.adapters.factory" if sync else f"{package}.adapters.factory")
     for name, (kind, members) in surface(sync).items():
-        for implementation in {kind, *_below(kind)} if name in _SERVICES else {kind}:
+        for implementation in _implementing(kind) if name in _SERVICES else {kind}:
             for member in members:
                 if member in vars(implementation):
                     setattr(implementation, member, _noted(f"{name}.{member}", vars(implementation)[member]))
+
+
+def _implementing(kind: type) -> set[type]:
+    """A service, what implements it, and what that inherits from the package besides."""
+    return {
+        one
+        for child in {kind, *_below(kind)}
+        for one in child.__mro__
+        if one.__module__.startswith(("opensandbox.", "code_interpreter."))
+    }
 
 
 def _below(kind: type) -> Iterator[type]:

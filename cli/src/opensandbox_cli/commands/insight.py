@@ -51,7 +51,7 @@ def events(
 def executions(
     ctx: typer.Context, sandbox_id: SandboxId, page: Page = 1, page_size: PageSize = 20, output: Output = Form.TABLE
 ) -> None:
-    """Show who ran what in a sandbox, newest first; of one that is gone, too."""
+    """Show who ran what in a sandbox, newest first. Of one that is gone, too."""
     session = session_of(ctx)
 
     async def work(client: Client) -> PagedExecutionRecords:
@@ -121,7 +121,7 @@ def history(
 
 
 def runtime(ctx: typer.Context, output: Output = Form.TABLE) -> None:
-    """Show what makes the sandboxes of the server, and what it can do."""
+    """Show what makes the sandboxes. Also what it can do, and how full it is."""
     session = session_of(ctx)
 
     async def work(client: Client) -> RuntimeInfo:

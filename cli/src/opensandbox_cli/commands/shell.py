@@ -80,8 +80,11 @@ async def _joined(terminal: PtyConnection) -> int:
         tasks.cancel_scope.cancel()
     if error is not None:
         raise error
-    # Nobody knows which signal it was.
-    return code if code >= 0 else failure.SIGNAL
+    if code >= 0:
+        return code
+    # Without a name nobody knows which signal it was.
+    number = getattr(signal, terminal.ended_by or "", 0)
+    return failure.SIGNAL + int(number)
 
 
 async def _keys(terminal: PtyConnection) -> None:

@@ -38,13 +38,14 @@ def stream(*events: bytes, cut: bool = False) -> Reply:
     return Reply(200, headers={"Content-Type": "text/event-stream"}, chunks=list(events), cut=cut)
 
 
-INIT = event("init", text="c1", framing="joined")
+INIT = event("init", text="c1", framing="pieces")
 DONE = event("execution_complete", execution_time=3, end={"reason": "exited", "exit_code": 0})
 
 
 def test_a_cell(stub: Stub, sandbox: SandboxSync) -> None:
     stub.routes[RUN] = stream(
-        INIT, event("execution_count", execution_count=7), event("stdout", text="a\nb\n"), event("stderr", text="e\n"),
+        INIT, event("execution_count", execution_count=7),
+        event("stdout", text="a\nb"), event("stdout", text="b\n"), event("stderr", text="e\n"),
         event("result", results={"text": "4", "text/html": "<b>4</b>", "application/json": {"four": 4}}), DONE,
     )  # fmt: skip
     interpreter = CodeInterpreterSync.create(sandbox)
@@ -53,10 +54,10 @@ def test_a_cell(stub: Stub, sandbox: SandboxSync) -> None:
     assert (execution.id, execution.execution_count, execution.exit_code) == ("c1", 7, None)
     assert execution.result[0].text == "4"
     assert execution.result[0].extra_properties == {"text/html": "<b>4</b>", "application/json": '{"four": 4}'}
-    assert [message.text for message in execution.logs.stdout] == ["a\nb\n"]
+    assert [message.text for message in execution.logs.stdout] == ["a\nb", "b\n"]
     assert [message.text for message in execution.logs.stderr] == ["e\n"]
     assert execution.error is None
-    assert execution.text == "a\nb\n4"
+    assert execution.text == "a\nbb\n4"
     assert interpreter.id == sandbox.id
     assert interpreter.commands is sandbox.commands
     assert interpreter.files is sandbox.files
@@ -88,7 +89,8 @@ def test_what_is_sent(stub: Stub, sandbox: SandboxSync) -> None:
         ({"context": python, "language": "python"}, {"context": {"language": "python", "id": "c1"}}),
         ({"context": standard}, {"context": {"language": "bash"}}),
         ({"timeout": timedelta(seconds=1.5)}, {"context": {"language": "python"}, "timeout": 1500}),
-        ({"timeout": timedelta()}, {"context": {"language": "python"}, "timeout": 1}),
+        ({"timeout": timedelta(microseconds=1)}, {"context": {"language": "python"}, "timeout": 1}),
+        ({"timeout": timedelta()}, {"context": {"language": "python"}}),
         ({"envs": {"A": "b"}}, {"context": {"language": "python"}, "envs": {"A": "b"}}),
     ]
     for options, expected in cases:
@@ -96,7 +98,7 @@ def test_what_is_sent(stub: Stub, sandbox: SandboxSync) -> None:
         interpreter.codes.run("x", **options)
         assert stub.requests[-1].json() == {"code": "x", **expected}
     stub.requests.clear()
-    for wrong in ({"context": python, "language": "bash"}, {"code": " \n"}):
+    for wrong in ({"context": python, "language": "bash"}, {"code": " \n"}, {"timeout": timedelta(seconds=-1)}):
         with pytest.raises(InvalidArgumentException):
             interpreter.codes.run(**{"code": "x", **wrong})
     with pytest.raises(ValidationError):

@@ -14,6 +14,7 @@ from typing import Any
 from opensandbox import models
 from opensandbox.answers import error_of_body
 from opensandbox.exceptions import InvalidArgumentException, SandboxConnectionException
+from opensandbox.requests import seconds_of
 
 logger = logging.getLogger("opensandbox")
 
@@ -66,7 +67,8 @@ class Recorder:
             return "on_stderr", message
         if kind == "init":
             execution.id = text
-            execution.framing = "joined" if event.get("framing") == "joined" else None
+            framing = event.get("framing")
+            execution.framing = framing if isinstance(framing, str) else None
             return "on_init", models.ExecutionInit(id=text, timestamp=at)
         if kind == "result":
             result = _result(event.get("results"), at)
@@ -122,7 +124,7 @@ class Progress:
         if kind == "init":
             first, self._begun = not self._begun, True
             self.id = event.get("text") or self.id
-            self._kept = self._kept or event.get("framing") == "joined"
+            self._kept = self._kept or event.get("framing") is not None
             return first
         self.ended = self.ended or kind in ("error", "execution_complete")
         return True
@@ -156,14 +158,13 @@ def command_request(
     command: str | list[str], opts: models.RunCommandOpts, *, exact: bool = False, stdin: bool = False
 ) -> dict[str, Any]:
     """The body of the request that runs a command. `stdin`: there is something to give it."""
-    if not command:
-        raise InvalidArgumentException("the command is empty")
+    _expect_a_command(command)
     given = {
         "command": command if isinstance(command, str) else None,
         "argv": None if isinstance(command, str) else list(command),
         "cwd": opts.working_directory,
         "background": opts.background or None,
-        "timeout": _milliseconds(opts.timeout),
+        "timeout": milliseconds(opts.timeout),
         "uid": opts.uid,
         "gid": opts.gid,
         "envs": opts.envs,
@@ -175,23 +176,47 @@ def command_request(
 
 
 def session_request(
-    command: str, working_directory: str | None, timeout: timedelta | None, separate: bool = False
+    command: str,
+    working_directory: str | None,
+    timeout: timedelta | None,
+    separate: bool = False,
+    exact: bool = False,
 ) -> dict[str, Any]:
     """The body of the request that runs a command in a session."""
-    if not command:
-        raise InvalidArgumentException("the command is empty")
+    if not isinstance(command, str):
+        raise InvalidArgumentException(
+            f"a command for a session is a text, not {type(command).__name__}", hint="Write it as for a shell."
+        )
+    _expect_a_command(command)
     given = {
         "command": command,
         "cwd": working_directory,
-        "timeout": _milliseconds(timeout),
+        "timeout": milliseconds(timeout),
         "separate": separate or None,
+        "exact": exact or None,
     }
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _milliseconds(limit: timedelta | None) -> int | None:
+def _expect_a_command(command: object) -> None:
+    example = 'Such as "ls -l", or ["ls", "-l"].'
+    if not isinstance(command, (str, list, tuple)):
+        raise InvalidArgumentException(f"a command is a text or a list, not {type(command).__name__}", hint=example)
+    if not command:
+        raise InvalidArgumentException("the command is empty", hint=example)
+    for word in () if isinstance(command, str) else command:
+        if not isinstance(word, str):
+            raise InvalidArgumentException(f"a command is a list of texts; {word!r:.100} is none", hint=example)
+
+
+def milliseconds(limit: timedelta | None) -> int | None:
+    """A limit of time as the protocol has it; none for None and for 0."""
+    if limit is None:
+        return None
+    if seconds_of(limit, "timeout") < 0:
+        raise InvalidArgumentException("timeout must be positive", hint="Leave it out for no limit.")
     # Less than a millisecond is still a limit, and 0 would mean none.
-    return None if limit is None else max(1, round(limit / timedelta(milliseconds=1)))
+    return max(1, round(limit / timedelta(milliseconds=1))) if limit else None
 
 
 def event_of(document: str) -> dict[str, Any] | None:

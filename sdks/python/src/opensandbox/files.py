@@ -32,6 +32,8 @@ from opensandbox.wire.errors import Code
 _ARRIVED = "Upload-Offset"
 # What is sent as a whole is answered when all of it has been written.
 _WRITTEN_LIMIT = timedelta(hours=1)
+# What a sandbox sends as a tree fills a disk of this machine.
+_MOST_FETCHED = 16 << 30
 
 Local = str | os.PathLike[str]
 
@@ -116,6 +118,7 @@ class Files:
 
         Read it to its end, or close it.
         """
+        _expect_some(chunk_size)
         params, headers = _part_of(path, range_header, offset, limit)
         stack = AsyncExitStack()
         response = await stack.enter_async_context(
@@ -265,6 +268,7 @@ class Files:
 
     async def read_tar(self, path: str, *, gzip: bool = False, chunk_size: int = 65536) -> ByteStream:
         """A directory, or a file, as an archive that comes in chunks. Read it to its end, or close it."""
+        _expect_some(chunk_size)
         params = [("path", path), ("gzip", "true" if gzip else "false")]
         stack = AsyncExitStack()
         response = await stack.enter_async_context(
@@ -274,20 +278,29 @@ class Files:
         )
         return ByteStream(response.aiter_raw(chunk_size), stack, self._execd.base_url)
 
-    async def download_tar(self, path: str, target: Local | IOBase, *, gzip: bool = False) -> None:
+    async def download_tar(
+        self, path: str, target: Local | IOBase, *, gzip: bool = False, max_bytes: int | None = _MOST_FETCHED
+    ) -> None:
         """Fetch a directory, or a file, into a local directory; or as an archive into an open file.
 
             await sandbox.files.write_file("/tmp/tree/a.txt", "a")
             await sandbox.files.download_tar("/tmp/tree", "copy-of-tree")
 
-        A local directory is made if it is missing. What programs in the sandbox prepared cannot leave it, and
-        belongs to the user of this program. `gzip` compresses on the way.
+        A local directory is made if it is missing; files that are there already are replaced. What programs in the
+        sandbox prepared cannot leave it, and belongs to the user of this program: symbolic links that lead out, such as
+        all absolute ones, are left out, and a warning in the log names them. `gzip` compresses on the way.
+
+        More than `max_bytes`, holes in files included, is an error, by default 16 GiB; None is no limit.
         """
         async with await self.read_tar(path, gzip=gzip) as stream:
             if isinstance(target, (str, os.PathLike)):
-                await pulled(stream, lambda pull: archive.unpack(pull, target))
+                await pulled(stream, lambda pull: archive.unpack(pull, target, gzip=gzip, most=max_bytes))
                 return
+            written = 0
             async for chunk in stream:
+                written += len(chunk)
+                if max_bytes is not None and written > max_bytes:
+                    raise archive.too_much(max_bytes)
                 await in_thread(target.write, chunk)
 
     async def watch(self, path: str, *, recursive: bool = False) -> Watch[models.FileEvent]:
@@ -389,6 +402,11 @@ def _paths(paths: Sequence[str]) -> list[tuple[str, str]]:
     if isinstance(paths, str):
         raise InvalidArgumentException("paths is a list", hint=f"Write [{paths!r}].")
     return [("path", path) for path in paths]
+
+
+def _expect_some(chunk_size: int) -> None:
+    if type(chunk_size) is not int or chunk_size < 1:
+        raise InvalidArgumentException("chunk_size is a number of bytes, at least 1", hint="Such as 65536.")
 
 
 def _part_of(

@@ -185,5 +185,5 @@ class IsolationService:
 
 def _request(code: str, opts: models.IsolatedRunOpts | None) -> dict[str, object]:
     if not code:
-        raise InvalidArgumentException("the code is empty")
+        raise InvalidArgumentException("the code is empty", hint='Give shell code, such as "ls -l".')
     return {"code": code, **(models.base.dump(opts, models.IsolatedRunOpts) or {})}

@@ -107,6 +107,10 @@ class PlainTransport(httpx2.AsyncBaseTransport):
             await other.aclose()
 
 
+class _NotTaken(Exception):
+    """The other side takes no more of the request. No `OSError`: one of those is from the caller's own body."""
+
+
 class _Connection:
     """One connection, which has one request on its way at a time."""
 
@@ -120,11 +124,9 @@ class _Connection:
         """Send a request and read the head of its answer."""
         try:
             await self._send(request, limits.get("write"))
-        except TimeoutError as error:
-            raise httpx2.WriteTimeout(str(error)) from error
         except h11.LocalProtocolError as error:
             raise httpx2.LocalProtocolError(str(error)) from error
-        except OSError:
+        except _NotTaken:
             # A server may refuse a body before it has taken all of it: then its answer is there to read.
             pass
         while True:
@@ -138,11 +140,19 @@ class _Connection:
         # The head goes with the first piece of the body: one packet, one system call.
         waiting = self._state.send(head) or b""
         async for chunk in _chunks(request):
-            await self._wire.send(waiting + (self._state.send(h11.Data(data=chunk)) or b""), limit)
+            await self._put(waiting + (self._state.send(h11.Data(data=chunk)) or b""), limit)
             waiting = b""
         waiting += self._state.send(h11.EndOfMessage()) or b""
         if waiting:
-            await self._wire.send(waiting, limit)
+            await self._put(waiting, limit)
+
+    async def _put(self, data: bytes, limit: float | None) -> None:
+        try:
+            await self._wire.send(data, limit)
+        except TimeoutError as error:
+            raise httpx2.WriteTimeout(str(error)) from error
+        except OSError as error:
+            raise _NotTaken from error
 
     async def data(self, limit: float | None) -> bytes:
         """The next piece of the answer's body; empty at its end."""

@@ -18,8 +18,12 @@ Query = list[tuple[str, str]]
 
 def segment(identity: str, what: str) -> str:
     """An id as one step of a path."""
+    if not isinstance(identity, str):
+        raise InvalidArgumentException(f"the {what} id is a text, not {type(identity).__name__}")
     if not identity:
-        raise InvalidArgumentException(f"the {what} id is empty")
+        raise InvalidArgumentException(
+            f"the {what} id is empty", hint="Give the id that the call which made it has returned."
+        )
     return quote(identity, safe="")
 
 

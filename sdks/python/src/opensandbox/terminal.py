@@ -12,9 +12,13 @@ from opensandbox.exceptions import SandboxConnectionException
 
 # The replay is at most 1 MiB; nothing else is as large.
 LARGEST_FRAME = 4 << 20
+LARGEST_SIDE = 65535
+SIGNALS = ("SIGINT", "SIGTERM", "SIGKILL", "SIGQUIT", "SIGHUP")
 
 _STDOUT, _STDERR, _REPLAY = 1, 2, 3
 _NORMAL, _TAKEN_OVER = 1000, 4001
+# What was typed as the program ended. How it ended comes behind this.
+_TOO_LATE = "NOT_RUNNING"
 
 
 class Screen:
@@ -26,6 +30,7 @@ class Screen:
         self.connected = False
         self.over = False
         self.exit_code: int | None = None
+        self.signal: str | None = None
         self._arrived = since
         self._waiting: deque[models.PtyOutput] = deque()
 
@@ -68,7 +73,9 @@ class Screen:
         elif kind == "exit":
             code = notice.get("exit_code")
             self.connected, self.over, self.exit_code = True, True, code if isinstance(code, int) else -1
-        elif kind == "error":
+            ended_by = notice.get("signal")
+            self.signal = ended_by if isinstance(ended_by, str) else None
+        elif kind == "error" and notice.get("code") != _TOO_LATE:
             document = {"code": notice.get("code"), "message": notice.get("error") or "the terminal failed"}
             raise error_of_body(500, json.dumps(document).encode())
 

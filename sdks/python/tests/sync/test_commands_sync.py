@@ -129,11 +129,34 @@ def test_options_and_lists(stub: Stub, sandbox: SandboxSync) -> None:
     assert stub.requests[1].json()["timeout"] == 1
 
 
+def test_no_time_is_no_limit_and_less_is_refused(stub: Stub, sandbox: SandboxSync) -> None:
+    stub.routes[RUN] = stub.routes["POST", "/e/session/s1/run"] = stream(INIT, DONE)
+    sandbox.commands.run("x", opts=RunCommandOpts(timeout=timedelta(0)))
+    sandbox.commands.run_in_session("s1", "x", timeout=timedelta(0))
+    assert [request.json() for request in stub.requests] == [{"command": "x"}] * 2
+    with pytest.raises(InvalidArgumentException, match="timeout must be positive"):
+        sandbox.commands.run("x", opts=RunCommandOpts(timeout=timedelta(seconds=-1)))
+    with pytest.raises(InvalidArgumentException, match="timeout must be positive"):
+        sandbox.commands.run_in_session("s1", "x", timeout=timedelta(seconds=-1))
+    assert len(stub.requests) == 2
+
+
 def test_what_cannot_be_run_is_refused_before_sending(stub: Stub, sandbox: SandboxSync) -> None:
     nothing: list[str | list[str]] = ["", []]
     for empty in nothing:
-        with pytest.raises(InvalidArgumentException):
+        with pytest.raises(InvalidArgumentException) as refused:
             sandbox.commands.run(empty)
+        assert refused.value.hint
+    wrong: list[Any] = [5, None, {"a": 1}, ["ls", 5]]
+    for command in wrong:
+        with pytest.raises(InvalidArgumentException, match="a command is a") as refused:
+            sandbox.commands.run(command)
+        assert refused.value.hint
+    with pytest.raises(InvalidArgumentException, match="a command for a session is a text"):
+        sandbox.commands.run_in_session("s1", ["ls"])  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentException, match="execution id is empty") as refused:
+        sandbox.commands.attach("")
+    assert refused.value.hint
     with pytest.raises(ValidationError, match="uid is required"):
         RunCommandOpts(gid=1)
     assert not stub.requests

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import pytest
+from scripted import websocket
 from stub import Reply, Stub
 
 from opensandbox import ConnectionConfigSync, SandboxSync
@@ -69,3 +70,49 @@ def test_a_connection_that_is_refused(stub: Stub, sandbox: SandboxSync) -> None:
 def test_nobody_there(config: ConnectionConfigSync) -> None:
     with pytest.raises(SandboxConnectionException, match="cannot connect"):
         PtySync(Connection(config, "http://127.0.0.1:1", {})).connect("p1")
+
+
+CONNECTED, PIPES = '{"type":"connected","mode":"pty"}', '{"type":"connected","mode":"pipe"}'
+
+
+def test_what_cannot_be_asked_of_a_program_is_refused_at_the_call(config: ConnectionConfigSync) -> None:
+    """The other side would answer to whoever reads."""
+    with websocket(CONNECTED) as (address, heard):
+        terminals = PtySync(Connection(config, address, {}))
+        with terminals.connect("p1") as typist:
+            for wrong in ("FOO", "INT", "SIGSTOP", ""):
+                with pytest.raises(InvalidArgumentException, match="cannot be sent") as raised:
+                    typist.signal(wrong)
+                assert "SIGINT" in (raised.value.hint or "")
+            for cols, rows in ((0, 0), (80, 0), (-1, 24), (65536, 24), (80.5, 24)):
+                with pytest.raises(InvalidArgumentException, match="between 1 and 65535"):
+                    typist.resize(cols, rows)  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgumentException, match="cannot be typed"):
+                typist.write(5)  # type: ignore[arg-type]
+        with pytest.raises(SandboxConnectionException, match="closed"):
+            typist.write("late")
+        with terminals.connect("p1", viewer=True) as viewer:
+            with pytest.raises(InvalidArgumentException, match="can only look"):
+                viewer.write("x")
+            with pytest.raises(InvalidArgumentException, match="can only look"):
+                viewer.resize(80, 24)
+            with pytest.raises(InvalidArgumentException, match="can only look"):
+                viewer.signal("SIGINT")
+    assert heard == []
+    with websocket(PIPES) as (address, heard):
+        with PtySync(Connection(config, address, {})).connect("p1", pipes=True) as program:
+            with pytest.raises(InvalidArgumentException, match="no size"):
+                program.resize(80, 24)
+            program.signal("SIGINT")
+    assert heard == ['{"type": "signal", "signal": "SIGINT"}']
+
+
+def test_nobody_types_after_the_end(config: ConnectionConfigSync) -> None:
+    with websocket(CONNECTED, b"\1bye", '{"type":"exit","exit_code":3}') as (address, heard):
+        with PtySync(Connection(config, address, {})).connect("p1") as terminal:
+            assert terminal.wait() == 3
+            with pytest.raises(SandboxConnectionException, match="the program has ended"):
+                terminal.write("x")
+            with pytest.raises(SandboxConnectionException, match="the program has ended"):
+                terminal.signal("SIGINT")
+    assert heard == []

@@ -22,8 +22,9 @@ from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 from websockets.client import ClientProtocol
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.frames import CloseCode
+from websockets.http11 import Response as HandshakeResponse
 from websockets.uri import WebSocketURI
 from yarl import URL
 
@@ -200,6 +201,8 @@ class ProxyRoute(BaseRoute):
             with self._one_more(target.sandbox_id):
                 program = await self._open_websocket(scope, asked, target)
                 await self._converse(program, receive, send)
+        except _RefusedHandshake as refused:
+            await refused.pass_on(send)
         except OpenSandboxError as error:
             # Accepted first: only then does a browser show the reason to its page.
             await send({"type": "websocket.accept"})
@@ -253,6 +256,10 @@ class ProxyRoute(BaseRoute):
             ) from None
         except (WebSocketException, OSError, ValueError) as error:
             program.transport.abort()
+            if target.is_execd and isinstance(error, InvalidStatus) and error.response.status_code >= 400:
+                extensions = scope.get("extensions") or {}
+                if "websocket.http.response" in extensions:
+                    raise _RefusedHandshake(error.response) from None
             log.debug("request %s: %r", request_id.current.get(), error)
             raise OpenSandboxError(
                 Code.BACKEND_RESPONSE_FAILED, f"Port {target.port} of the sandbox opened no WebSocket."
@@ -261,6 +268,25 @@ class ProxyRoute(BaseRoute):
             program.transport.abort()
             raise
         return program
+
+
+class _RefusedHandshake(Exception):
+    """execd answered a handshake with an error of its API (no such terminal, one that has its client already).
+
+    The client gets it as it is: its status and code say what to do. A program's own refusal is not passed on: nothing
+    of it can be trusted, and a page could not read it anyway.
+    """
+
+    def __init__(self, response: HandshakeResponse) -> None:
+        super().__init__(response.status_code)
+        self._response = response
+
+    async def pass_on(self, send: Send) -> None:
+        kind = self._response.headers.get("Content-Type", "application/json").encode("latin-1")
+        headers = [(b"content-type", kind)]
+        status = self._response.status_code
+        await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": bytes(self._response.body or b"")})
 
 
 async def _to_program(receive: Receive, program: ProgramWebSocket, scope: anyio.CancelScope) -> None:

@@ -63,7 +63,7 @@ class RequestId:
         async def echo(message: Message) -> None:
             nonlocal status
             kind = message["type"]
-            if kind == "http.response.start" or kind == "websocket.accept":
+            if kind in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
                 status = message.get("status", 101)
                 message = {**message, "headers": [*message.get("headers", ()), header]}
             await send(message)

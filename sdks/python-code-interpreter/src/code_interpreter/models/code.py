@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from opensandbox.exceptions import InvalidArgumentException
+from opensandbox.executions import milliseconds
 
 
 class SupportedLanguage:
@@ -65,9 +66,9 @@ def run_request(
     if context is not None and context.id is not None:
         where["id"] = context.id
     body: dict[str, Any] = {"code": code, "context": where}
-    if timeout is not None:
-        # Less than a millisecond is still a limit, and 0 would mean none.
-        body["timeout"] = max(1, round(timeout / timedelta(milliseconds=1)))
+    limit = milliseconds(timeout)
+    if limit is not None:
+        body["timeout"] = limit
     if envs:
         body["envs"] = envs
     return body

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, AliasGenerator, BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasGenerator,
+    BaseModel,
+    ConfigDict,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from opensandbox.exceptions import InvalidArgumentException, SandboxError, SandboxInternalException
@@ -24,6 +32,35 @@ class Value(BaseModel):
     """
 
     model_config = ConfigDict(defer_build=True, populate_by_name=True)
+
+
+class Asked(Value):
+    """A value that programs make and that no server sends: a field that it does not have is a mistake."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known_fields(cls, fields: object) -> object:
+        known = {alias: name for name, field in cls.model_fields.items() for alias in (name, field.alias or name)}
+        for name in fields if isinstance(fields, dict) else ():
+            if name not in known:
+                raise ValueError(f"there is no field {name!r:.100}; {_meant(str(name), sorted(cls.model_fields))}")
+        return fields
+
+
+# How other tools, and other calls of this SDK, name the same thing.
+_OTHER_NAMES = {
+    "cwd": "working_directory", "workdir": "working_directory", "env": "envs", "environment": "envs", "user": "uid",
+    "group": "gid", "permissions": "mode", "content": "data", "old": "old_content", "new": "new_content",
+    "glob": "pattern", "state": "states", "size": "page_size",
+}  # fmt: skip
+
+
+def _meant(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    other = _OTHER_NAMES.get(name.lower())
+    found = [other] if other in known else get_close_matches(name, known, 1)
+    return f"write {found[0]}" if found else f"those are {', '.join(known)}"
 
 
 class Answer(Value):

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from pydantic import ConfigDict, Field, model_validator
 
-from opensandbox.models.base import Value
+from opensandbox.models.base import Asked, Value
 
 
 class OutputMessage(Value):
@@ -116,7 +116,8 @@ class Execution(Value):
     offset: int = Field(default=0, repr=False)
     notices: list[ExecutionNotice] = Field(default_factory=list, repr=False)
     framing: str | None = Field(default=None, repr=False)
-    """`joined`: the texts of a stream, put together, are its output. Otherwise each of them is a line."""
+    """`joined`: the texts of a stream, put together, are its output but for a newline at its end. `pieces`: they are
+    all of it. Otherwise each of them is a line."""
 
     def add_result(self, result: ExecutionResult) -> None:
         """Append a result."""
@@ -140,19 +141,19 @@ class Execution(Value):
         The output is exact but for two things: one newline at its end is left out, and what is not UTF-8 is U+FFFD.
         `ExecutionHandlers.on_output` gets the bytes themselves.
         """
-        joined = self.framing == "joined"
+        whole = self.framing in ("joined", "pieces")
         lines = [message.text for message in self.logs.stdout]
         output: list[str] = []
-        for piece in filter(None, [*(["".join(lines)] if joined else lines), *(r.text for r in self.result)]):
+        for piece in filter(None, [*(["".join(lines)] if whole else lines), *(r.text for r in self.result)]):
             # A sandbox may send lines with, or without, their terminators; both read the same here.
             if output and not output[-1].endswith("\n") and not piece.startswith("\n"):
                 output.append("\n")
             output.append(piece)
         text = "".join(output)
-        return text if joined else text.removesuffix("\n")
+        return text if self.framing == "joined" else text.removesuffix("\n")
 
 
-class ExecutionHandlers(Value):
+class ExecutionHandlers(Asked):
     """Called as events arrive; asynchronous functions are awaited.
 
     `skip_accumulation` keeps output out of the returned `Execution`, for commands that print more than should be
@@ -176,7 +177,7 @@ class ExecutionHandlers(Value):
     skip_accumulation: bool = False
 
 
-class RunCommandOpts(Value):
+class RunCommandOpts(Asked):
     """How to run a command.
 
     `RunCommandOpts(working_directory="/srv", timeout=timedelta(seconds=5), envs={"A": "b"})`

@@ -11,7 +11,7 @@ from io import IOBase
 
 from pydantic import ConfigDict, Field
 
-from opensandbox.models.base import Mode, NotBlank, Value
+from opensandbox.models.base import Asked, Mode, NotBlank, Value
 
 
 class EntryInfo(Value):
@@ -28,7 +28,7 @@ class EntryInfo(Value):
     created_at: datetime
 
 
-class WriteEntry(Value):
+class WriteEntry(Asked):
     """A file to write, or a directory to create (then without data).
 
     `WriteEntry(path="/tmp/a.txt", data="hello", mode=644)`
@@ -45,14 +45,14 @@ class WriteEntry(Value):
     encoding: NotBlank = "utf-8"
 
 
-class MoveEntry(Value):
+class MoveEntry(Asked):
     """A rename: `MoveEntry(src="/a", dest="/b")`, or with `source` and `destination`."""
 
     src: NotBlank = Field(alias="source")
     dest: NotBlank = Field(alias="destination")
 
 
-class SetPermissionEntry(Value):
+class SetPermissionEntry(Asked):
     """Mode and, if given, owner and group for a path."""
 
     path: NotBlank
@@ -61,7 +61,7 @@ class SetPermissionEntry(Value):
     mode: Mode = 755
 
 
-class ContentReplaceEntry(Value):
+class ContentReplaceEntry(Asked):
     """Replace every occurrence of a text in a file."""
 
     path: NotBlank
@@ -76,14 +76,14 @@ class ContentReplaceResult(Value):
     replaced_count: int
 
 
-class SearchEntry(Value):
+class SearchEntry(Asked):
     """Files below `path` whose base name matches the glob `pattern` (`*`, `**`, `?`, `[..]`, `{a,b}`)."""
 
     path: NotBlank
     pattern: NotBlank
 
 
-class DirectoryListEntry(Value):
+class DirectoryListEntry(Asked):
     """A directory to list; `depth` 1 is its direct entries."""
 
     path: NotBlank

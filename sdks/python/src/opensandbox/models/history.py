@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
-from opensandbox.models.base import Answer, Value
+from opensandbox.models.base import Answer, Asked
 from opensandbox.models.sandboxes import PaginationInfo, SandboxEnd
 
 __all__ = [
@@ -83,7 +83,7 @@ class HistoryEntry(Answer):
     """How many commands it ran."""
 
 
-class HistoryFilter(Value):
+class HistoryFilter(Asked):
     """Which sandboxes that are gone: any of `reasons`, all of `metadata`.
 
     `HistoryFilter(reasons=["out_of_memory"], metadata={"team": "red"})`

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from opensandbox.models.base import NotBlank, Value
+from opensandbox.models.base import Asked, NotBlank, Value
 
 
 class IsolatedWorkspaceSpec(Value):
@@ -45,7 +45,7 @@ class EnvPassthroughSpec(Value):
     keys: list[str] = Field(default_factory=list)
 
 
-class CreateIsolatedSessionRequest(Value):
+class CreateIsolatedSessionRequest(Asked):
     """What a session is to be like. At least one of `workspace` and `overlays`."""
 
     workspace: IsolatedWorkspaceSpec | None = None
@@ -121,7 +121,7 @@ class IsolatedSessionList(Value):
     sessions: list[IsolatedSessionSummary]
 
 
-class IsolatedRunOpts(Value):
+class IsolatedRunOpts(Asked):
     """How code is run."""
 
     envs: dict[str, str] | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
-from opensandbox.models.base import Answer, NotBlank, Value
+from opensandbox.models.base import Answer, Asked, NotBlank, Value
 from opensandbox.wire.lifecycle import EndReason as SandboxEndReason
 from opensandbox.wire.lifecycle import Enforcement, SandboxState
 from opensandbox.wire.lifecycle import Isolation as SandboxIsolation
@@ -104,13 +104,13 @@ class NetworkPolicyStatus(Answer):
     policy: NetworkPolicy
 
 
-class CredentialProxyConfig(Value):
+class CredentialProxyConfig(Asked):
     """Whether requests of the sandbox get credentials added on their way out."""
 
     enabled: bool = False
 
 
-class Host(Value):
+class Host(Asked):
     """A directory of the host."""
 
     path: str
@@ -123,7 +123,7 @@ class Host(Value):
         return path
 
 
-class PVC(Value):
+class PVC(Asked):
     """A named volume, or a persistent volume claim in a cluster."""
 
     claim_name: NotBlank = Field(alias="claimName")
@@ -134,7 +134,7 @@ class PVC(Value):
     access_modes: list[str] | None = Field(default=None, alias="accessModes")
 
 
-class OSSFS(Value):
+class OSSFS(Asked):
     """A bucket of an object store."""
 
     bucket: str
@@ -145,7 +145,7 @@ class OSSFS(Value):
     access_key_secret: str | None = Field(default=None, alias="accessKeySecret", repr=False)
 
 
-class Volume(Value):
+class Volume(Asked):
     """Something mounted into a sandbox: exactly one of `host`, `pvc` and `ossfs`."""
 
     name: NotBlank
@@ -291,7 +291,7 @@ class SandboxRenewResponse(Answer):
     expires_at: datetime
 
 
-class SandboxFilter(Value):
+class SandboxFilter(Asked):
     """Which sandboxes to list: any of `states`, all of `metadata`.
 
     `SandboxFilter(states=["Running"], metadata={"team": "red"}, page=1, page_size=50)`
@@ -339,13 +339,13 @@ class SnapshotInfo(Answer):
     created_at: datetime
 
 
-class CreateSnapshotRequest(Value):
+class CreateSnapshotRequest(Asked):
     """A name for a snapshot, if it should have one."""
 
     name: NotBlank | None = None
 
 
-class SnapshotFilter(Value):
+class SnapshotFilter(Asked):
     """Which snapshots to list: of that sandbox, with that name, in any of `states`."""
 
     sandbox_id: str | None = None

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import AliasChoices, Field
 
-from opensandbox.models.base import Answer, NotBlank, Value
+from opensandbox.models.base import Answer, Asked, NotBlank, Value
 from opensandbox.models.sandboxes import PaginationInfo
 
 __all__ = [
@@ -39,7 +39,7 @@ class TemplateReadiness(Value):
     warmup_seconds: int | None = Field(default=None, alias="warmupSeconds")
 
 
-class CreateTemplateRequest(Value):
+class CreateTemplateRequest(Asked):
     """What to prepare, and where to publish it."""
 
     image: NotBlank
@@ -77,11 +77,11 @@ class TemplateInfo(Answer):
     readiness: TemplateReadiness | None = None
 
 
-class TemplateFilter(Value):
+class TemplateFilter(Asked):
     """Which templates to list: all of `metadata`."""
 
     metadata: dict[str, str] | None = None
-    page_size: int | None = Field(default=None, gt=0)
+    page_size: int | None = Field(default=None, gt=0, alias="pageSize")
     page: int | None = Field(default=None, ge=0)
 
 

@@ -262,7 +262,8 @@ class CommandsSync:
         the command, as Ctrl-C would; the session stays.
         """
         path = f"/session/{segment(session_id, 'session')}/run"
-        body = session_request(command, working_directory, timeout, separate)
+        exact = handlers is not None and handlers.on_output is not None
+        body = session_request(command, working_directory, timeout, separate, exact)
         return recorded(events_of(self._execd, "POST", path, body), handlers, goes_on=False)
 
     def list_sessions(self) -> Sessions:

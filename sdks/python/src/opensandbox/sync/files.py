@@ -33,6 +33,8 @@ from opensandbox.wire.errors import Code
 _ARRIVED = "Upload-Offset"
 # What is sent as a whole is answered when all of it has been written.
 _WRITTEN_LIMIT = timedelta(hours=1)
+# What a sandbox sends as a tree fills a disk of this machine.
+_MOST_FETCHED = 16 << 30
 
 Local = str | os.PathLike[str]
 
@@ -117,6 +119,7 @@ class FilesSync:
 
         Read it to its end, or close it.
         """
+        _expect_some(chunk_size)
         params, headers = _part_of(path, range_header, offset, limit)
         stack = ExitStack()
         response = stack.enter_context(self._execd.stream("GET", "/files/download", params=params, headers=headers))
@@ -264,6 +267,7 @@ class FilesSync:
 
     def read_tar(self, path: str, *, gzip: bool = False, chunk_size: int = 65536) -> ByteStreamSync:
         """A directory, or a file, as an archive that comes in chunks. Read it to its end, or close it."""
+        _expect_some(chunk_size)
         params = [("path", path), ("gzip", "true" if gzip else "false")]
         stack = ExitStack()
         response = stack.enter_context(
@@ -273,20 +277,29 @@ class FilesSync:
         )
         return ByteStreamSync(response.iter_raw(chunk_size), stack, self._execd.base_url)
 
-    def download_tar(self, path: str, target: Local | IOBase, *, gzip: bool = False) -> None:
+    def download_tar(
+        self, path: str, target: Local | IOBase, *, gzip: bool = False, max_bytes: int | None = _MOST_FETCHED
+    ) -> None:
         """Fetch a directory, or a file, into a local directory; or as an archive into an open file.
 
             sandbox.files.write_file("/tmp/tree/a.txt", "a")
             sandbox.files.download_tar("/tmp/tree", "copy-of-tree")
 
-        A local directory is made if it is missing. What programs in the sandbox prepared cannot leave it, and
-        belongs to the user of this program. `gzip` compresses on the way.
+        A local directory is made if it is missing; files that are there already are replaced. What programs in the
+        sandbox prepared cannot leave it, and belongs to the user of this program: symbolic links that lead out, such as
+        all absolute ones, are left out, and a warning in the log names them. `gzip` compresses on the way.
+
+        More than `max_bytes`, holes in files included, is an error, by default 16 GiB; None is no limit.
         """
         with self.read_tar(path, gzip=gzip) as stream:
             if isinstance(target, (str, os.PathLike)):
-                pulled(stream, lambda pull: archive.unpack(pull, target))
+                pulled(stream, lambda pull: archive.unpack(pull, target, gzip=gzip, most=max_bytes))
                 return
+            written = 0
             for chunk in stream:
+                written += len(chunk)
+                if max_bytes is not None and written > max_bytes:
+                    raise archive.too_much(max_bytes)
                 in_thread(target.write, chunk)
 
     def watch(self, path: str, *, recursive: bool = False) -> WatchSync[models.FileEvent]:
@@ -386,6 +399,11 @@ def _paths(paths: Sequence[str]) -> list[tuple[str, str]]:
     if isinstance(paths, str):
         raise InvalidArgumentException("paths is a list", hint=f"Write [{paths!r}].")
     return [("path", path) for path in paths]
+
+
+def _expect_some(chunk_size: int) -> None:
+    if type(chunk_size) is not int or chunk_size < 1:
+        raise InvalidArgumentException("chunk_size is a number of bytes, at least 1", hint="Such as 65536.")
 
 
 def _part_of(

@@ -23,7 +23,7 @@ from opensandbox.exceptions import (
 from opensandbox.requests import segment
 from opensandbox.sync.concurrency import connect_websocket, shielded
 from opensandbox.sync.transport import Connection
-from opensandbox.terminal import LARGEST_FRAME, Screen, closed
+from opensandbox.terminal import LARGEST_FRAME, LARGEST_SIDE, SIGNALS, Screen, closed
 
 if TYPE_CHECKING:
     from websockets.exceptions import ConnectionClosed
@@ -89,7 +89,7 @@ class PtySync:
         flags = {"takeover": takeover, "viewer": viewer}
         query = urlencode({"since": since, "pty": int(not pipes), **{name: 1 for name, on in flags.items() if on}})
         path = f"/pty/{segment(pty_id, 'terminal')}/ws"
-        connection = PtyConnectionSync(pty_id, self._websocket(f"{path}?{query}"), since)
+        connection = PtyConnectionSync(pty_id, self._websocket(f"{path}?{query}"), since, viewer)
         try:
             connection._begun()
         except BaseException:
@@ -162,9 +162,11 @@ class PtyConnectionSync:
     with `since=connection.offset`.
     """
 
-    def __init__(self, pty_id: str, websocket: Any, since: int = 0) -> None:
+    def __init__(self, pty_id: str, websocket: Any, since: int = 0, viewer: bool = False) -> None:
         """Use `sandbox.pty.connect`."""
         self._id = pty_id
+        self._viewer = viewer
+        self._left = False
         self._websocket = websocket
         self._screen = Screen(since)
 
@@ -187,6 +189,11 @@ class PtyConnectionSync:
     def exit_code(self) -> int | None:
         """Of the program, once its end has been read; -1 after a signal."""
         return self._screen.exit_code
+
+    @property
+    def ended_by(self) -> str | None:
+        """The signal that ended the program, such as `SIGTERM`, once its end has been read; None after a normal end."""
+        return self._screen.signal
 
     def __iter__(self) -> Self:
         return self
@@ -212,6 +219,9 @@ class PtyConnectionSync:
 
     def write(self, data: str | bytes) -> None:
         """Type. A text is sent as UTF-8."""
+        if not isinstance(data, (str, bytes, bytearray, memoryview)):
+            raise InvalidArgumentException(f"{type(data).__name__} cannot be typed", hint="Give a text, or bytes.")
+        self._expect_a_program()
         raw = data.encode() if isinstance(data, str) else bytes(data)
         # In pieces that the other side takes.
         for start in range(0, len(raw), LARGEST_FRAME // 8):
@@ -219,14 +229,25 @@ class PtyConnectionSync:
 
     def resize(self, cols: int, rows: int) -> None:
         """Tell the program that the window has another size."""
+        if not all(type(number) is int and 1 <= number <= LARGEST_SIDE for number in (cols, rows)):
+            raise InvalidArgumentException(
+                f"cols and rows are between 1 and {LARGEST_SIDE}", hint="Such as resize(cols=80, rows=24)."
+            )
+        if self.mode != "pty":
+            raise InvalidArgumentException("pipes have no size", hint="Connect without pipes=True for a terminal.")
+        self._expect_a_program()
         self._say(type="resize", cols=cols, rows=rows)
 
     def signal(self, name: str) -> None:
         """Send a signal to the program in the foreground: SIGINT, SIGTERM, SIGKILL, SIGQUIT or SIGHUP."""
+        if name not in SIGNALS:
+            raise InvalidArgumentException(f"{name!r} cannot be sent", hint=f"One of {', '.join(SIGNALS)}.")
+        self._expect_a_program()
         self._say(type="signal", signal=name)
 
     def close(self) -> None:
         """Disconnect. The program goes on, and what it writes is kept for the next client. Harmless when repeated."""
+        self._left = True
         self._websocket.close()
 
     def __enter__(self) -> Self:
@@ -262,6 +283,17 @@ class PtyConnectionSync:
             return None
         return frame
 
+    def _expect_a_program(self) -> None:
+        """The other side would tell the reader, and not whoever asked for what cannot be."""
+        if self._viewer:
+            raise InvalidArgumentException("a viewer can only look", hint="Connect without viewer=True to type.")
+        if self._left:
+            raise SandboxConnectionException(
+                "this connection is closed", hint=f"Connect again, with since={self.offset}."
+            )
+        if self._screen.over:
+            raise SandboxConnectionException("the program has ended", hint="Create another terminal.")
+
     def _send(self, frame: str | bytes) -> None:
         from websockets.exceptions import ConnectionClosed
 
@@ -269,7 +301,7 @@ class PtyConnectionSync:
             self._websocket.send(frame)
         except ConnectionClosed as error:
             self._closed(error)
-            raise SandboxConnectionException("the program has ended", error) from None
+            raise SandboxConnectionException("the program has ended", error, hint="Create another terminal.") from None
 
     def _closed(self, error: ConnectionClosed) -> None:
         told = error.rcvd

@@ -81,6 +81,8 @@ class RunInSessionRequest(BaseModel):
     """Milliseconds; 0 or absent: none."""
     separate: bool = False
     """Errors come as stderr events; otherwise both streams come as stdout, in their order."""
+    exact: bool = False
+    """As in RunCommandRequest."""
 
 
 class SessionInfo(BaseModel):
@@ -443,10 +445,12 @@ class ExecutionEventType(StrEnum):
 
 class ExecutionEventFraming(StrEnum):
     """
-    init: texts are framed as the note below says. Without it, each text is a line.
+    init: how output comes. joined: as the note below says. pieces: texts as they were written, newlines included. exact: bytes, in data. Without it, each text is a line.
     """
 
     JOINED = "joined"
+    PIECES = "pieces"
+    EXACT = "exact"
 
 
 class ExecutionError(BaseModel):
@@ -734,7 +738,7 @@ class IsolatedDiff(BaseModel):
     )
     changes: list[IsolatedChange]
     truncated: bool | None = None
-    """There are more than are listed; the tar has all."""
+    """There are more than are listed (10,000, or 8 MiB of JSON); the tar has all."""
 
 
 class ExecutionEvent(BaseModel):
@@ -750,7 +754,7 @@ class ExecutionEvent(BaseModel):
     offset: int | None = None
     """stdout, stderr of a command: the byte of its output behind what this event conveys; attach there to go on. Where both streams end without a newline, the last text counts one byte more. In the last event: all of its output."""
     framing: ExecutionEventFraming | None = None
-    """init: texts are framed as the note below says. Without it, each text is a line."""
+    """init: how output comes. joined: as the note below says. pieces: texts as they were written, newlines included. exact: bytes, in data. Without it, each text is a line."""
     timestamp: int
     """Milliseconds since 1970."""
     execution_time: int | None = None

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from typing import TypeVar
 
-from opensandbox_server.errors import OpenSandboxError
+from opensandbox_server.errors import OpenSandboxError, unsupported_field
 from opensandbox_server.ports import Address, Description, LaunchSpec, Remains, Report
 from opensandbox_server.wire import sandboxd as wire
 from opensandbox_server.wire.errors import Code
@@ -71,7 +71,14 @@ class LocalRuntime:
             await self._node.__aexit__()
 
     async def check(self, spec: LaunchSpec) -> None:
-        """Refuse limits below what a sandbox can start with; names are sandboxd's to judge."""
+        """Refuse what sandboxd would, as far as it is known here: limits below what a sandbox can start with, and
+        isolated runs where sandboxes have one user; names are sandboxd's to judge."""
+        if spec.isolates and self.host is not None and self.host.rootless:
+            raise unsupported_field(
+                self.name,
+                "extensions.bootstrap.execd.isolation",
+                hint="Rootless sandboxes have too few users: run opensandbox-server as root, or leave it out.",
+            )
         limits = spec.limits
         for name, value, least in (
             ("cpu", limits.cpu_millis, 10),
