@@ -214,8 +214,7 @@ func TestNothingAccumulatesOverManySandboxes(t *testing.T) {
 	for range 200 {
 		one()
 	}
-	// It grows as fast as this machine asks, and goes back.
-	n.shellsUntil("more than 4", func(waiting int) bool { return waiting > 4 })
+	// However far it grew at this machine's pace, it goes back.
 	n.shells(4)
 	n.checkClean()
 	// Connections of this test come and go.

@@ -19,7 +19,7 @@ SAYS = {
     "Without an event loop": "now: remember me\n['0', '1', '4', '9']\n",
     "Commands": "now: 1\nnow: 2\nnow: 3\nended: timed_out\nlogs: begun up to byte 6\nruns: False\n",
     "Connections that break": "apple\npear\nevent: one\nevent: two\ntyped later 4 exited\nlater\n",
-    "Shells and terminals": "hello from /usr/lib\n['30', '100', 'Ada', 'hello', 'Ada']\nexit code 0\n",
+    "Shells and terminals": "hello from /usr/lib\n['Ada', 'hello', 'Ada', '30', '100']\nexit code 0\n",
     "Files": "['/srv/app/app.py']\n['/srv/app/app.py', '/srv/app/data.bin']\n1000000\n",
     "Large files, trees, changes": "5000000\n['empty', 'large.bin']\ncreate /srv/tree/empty/new.txt\n"
     "memory limit: 2048.0\n",
