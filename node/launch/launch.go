@@ -340,7 +340,7 @@ func (h *Host) clone(attr *syscall.SysProcAttr, block *Block, network, theirs *o
 		}
 		defer func() { clean = back() == nil && clean }()
 	}
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	null, err := nullBehind(h.program)
 	if err != nil {
 		return nil, err
 	}

@@ -42,7 +42,7 @@ func ownProgram() (*os.File, error) {
 		return nil, fmt.Errorf("seal: %w", err)
 	}
 	// As an O_PATH file it can be executed: one that is open for writing cannot. And high enough that none of the
-	// child's own files takes its number before the exec.
+	// child's own files takes its number before the exec; see nullBehind.
 	path, err := unix.Open(fdPath(memory), unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -53,4 +53,20 @@ func ownProgram() (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(high), "opensandbox-init"), nil
+}
+
+// nullBehind opens /dev/null with a number higher than that of the program. Between fork and exec the child moves its
+// files about, to numbers that begin behind the highest of those it was given. Were all of them just below the program,
+// one would take its place, and the exec would find a pipe there (EACCES). With this one among them none can.
+func nullBehind(program *os.File) (*os.File, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	fd, err := unix.FcntlInt(null.Fd(), unix.F_DUPFD_CLOEXEC, int(program.Fd())+1)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), os.DevNull), nil
 }
