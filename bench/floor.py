@@ -8,13 +8,15 @@ import os
 
 import httpx2
 
+from opensandbox.plain_http import PlainTransport
+
 from .figure import Book, Figure, Times
 from .roundtrip import Line
 from .world import World
 
 FIGURES = (
     Figure("floor.spawn", "start /bin/true and wait for it"),
-    Figure("floor.http", "a request to a bare Go server, with the SDK's HTTP client"),
+    Figure("floor.http", "a request to a bare Go server, with the SDK's transport"),
     Figure("floor.http_plain", "the same with a plain client on one connection"),
 )
 
@@ -39,7 +41,7 @@ def measure(world: World, book: Book) -> None:
 
 
 async def _rounds(address: str, count: int, times: Times) -> None:
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(transport=PlainTransport(httpx2.AsyncHTTPTransport)) as client:
         with Line(address) as line:
             for number in range(count + 1):
                 with times.measure("spawn"):
